@@ -1,0 +1,66 @@
+# One command each. `.venv` is built when one of them first needs it, and again when what it is built from changes.
+
+PYTHON   ?= $(shell command -v python3.11 || command -v python3)
+PIP_ARGS ?=
+JOBS     ?= 2
+ARGS     ?=
+
+BIN   := .venv/bin
+STAMP := .venv/.installed
+# Workers share the cores: more threads in each would only queue.
+QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+QUICK := not slow and not large and not compile
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint docs bench test-slow test-compile format clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(STAMP) ## examine, treat and train a network on real digits; writes report.html
+	$(BIN)/musigma demo $(ARGS)
+
+test: $(STAMP) ## run the tests (ARGS="tests/nn -k hazard" narrows them)
+	$(QUIET) $(BIN)/python -m pytest -n $(JOBS) -m "$(QUICK)" $(ARGS)
+ifeq ($(ARGS),)
+	@$(MAKE) --no-print-directory test-compile
+endif
+
+lint: $(STAMP) ## format check, lint, types, import contract, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+docs: $(STAMP) ## build the documentation into site/
+	$(BIN)/mkdocs build --strict $(ARGS)
+
+bench: $(STAMP) ## time the layers against torch.nn on this machine
+	$(BIN)/python benchmarks/layers.py $(ARGS)
+
+# Below: what the six call, or what only a maintainer needs.
+
+test-compile: $(STAMP)
+	$(QUIET) MUSIGMA_TYPECHECK=off $(BIN)/python -m pytest -n $(JOBS) -m "compile and not slow and not large" $(ARGS)
+
+test-slow: $(STAMP)
+	$(QUIET) $(BIN)/python -m pytest -m "slow and not large and not compile" $(ARGS)
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv site build dist src/*.egg-info
+
+# torch first and alone, so that PIP_ARGS can point it at the build this machine needs.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "musigma needs Python 3.11 or newer; none found (set PYTHON=/path/to/python)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "musigma needs Python 3.11 or newer; $(PYTHON) is older (set PYTHON=/path/to/python)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "building .venv (the first time this downloads torch)"
+	$(BIN)/python -m pip install -c constraints.txt $(PIP_ARGS) torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) -e ".[dev,docs]"
+	@touch $@
