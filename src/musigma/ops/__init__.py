@@ -1,0 +1,25 @@
+"""Arithmetic on tensors: four ops that compute, one that updates, each with a readable reference."""
+
+from musigma.ops._affine.op import affine
+from musigma.ops._define import OPS, ErrorSample, Op, Sample
+from musigma.ops._group_norm.op import group_norm
+from musigma.ops._kernels import Kernel, kernels, selected, use_kernels
+from musigma.ops._moments.op import moments
+from musigma.ops._row_norm.op import row_norm
+from musigma.ops._running.op import running_update_
+
+__all__ = [
+    "OPS",
+    "ErrorSample",
+    "Kernel",
+    "Op",
+    "Sample",
+    "affine",
+    "group_norm",
+    "kernels",
+    "moments",
+    "row_norm",
+    "running_update_",
+    "selected",
+    "use_kernels",
+]

@@ -1,0 +1,92 @@
+"""The one op that changes anything in place: running statistics take in a batch's moments."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from musigma.ops._define import LIBRARY, NAMESPACE
+
+NAME = "running_update_"
+
+LIBRARY.define(
+    f"{NAME}(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!)? num_batches_tracked,"
+    " Tensor count, Tensor mean, Tensor m2, float? momentum) -> ()"
+)
+
+
+def check(running_mean: Tensor, running_var: Tensor, mean: Tensor, m2: Tensor) -> None:
+    """Running and batch statistics have one shape."""
+    shapes = {tuple(t.shape) for t in (running_mean, running_var, mean, m2)}
+    if len(shapes) > 1:
+        raise RuntimeError(
+            "running_mean, running_var, mean and m2 must have one shape, got "
+            f"{tuple(running_mean.shape)}, {tuple(running_var.shape)}, {tuple(mean.shape)}, {tuple(m2.shape)}"
+        )
+
+
+def reference(
+    running_mean: Tensor,
+    running_var: Tensor,
+    num_batches_tracked: Tensor | None,
+    count: Tensor,
+    mean: Tensor,
+    m2: Tensor,
+    momentum: float | None,
+) -> None:
+    """running ← running + f · (batch − running), with f = momentum, or 1/num_batches_tracked for None.
+
+    The variance that is kept is the unbiased one, M2/(count − 1), as torch keeps it; with one value there is
+    none, and running_var stays. An empty batch changes nothing. A channel whose batch statistics are not
+    finite (an overflowing batch that a gradient scaler skips) keeps what it had.
+
+    Nothing happens while a backward pass runs: that is activation checkpointing forming the forward again,
+    and the batch has been counted already. Asked here, below the compiler, the answer is right in eager code,
+    in compiled code that checkpoints, and in a checkpoint of compiled code.
+    """
+    check(running_mean, running_var, mean, m2)
+    if torch._C._current_graph_task_id() != -1:
+        return
+    if num_batches_tracked is not None:
+        num_batches_tracked.add_((count > 0).any().to(num_batches_tracked.dtype))
+    if momentum is None:
+        if num_batches_tracked is None:
+            raise ValueError("momentum=None (cumulative) needs num_batches_tracked; pass it or a momentum")
+        factor = 1.0 / num_batches_tracked.to(mean.dtype).clamp(min=1)
+    else:
+        factor = torch.full((), momentum, dtype=mean.dtype, device=mean.device)
+    usable = mean.isfinite() & m2.isfinite() & (count > 0)
+    _blend_(running_mean, mean, factor, usable)
+    _blend_(running_var, m2 / (count - 1).clamp(min=1), factor, usable & (count > 1))
+
+
+def _blend_(running: Tensor, batch: Tensor, factor: Tensor, usable: Tensor) -> None:
+    old = running.to(batch.dtype)
+    # Two products rather than one difference: with factor 1 the batch's own value, to the last bit.
+    running.copy_(torch.where(usable, old * (1.0 - factor) + batch * factor, old))
+
+
+def _batched(*args: object) -> None:
+    try:
+        reference(*args)  # type: ignore[arg-type]  # the dispatcher checks them against the schema
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        raise RuntimeError(
+            "running statistics that vmap does not map cannot take in mapped batches; give each its own "
+            "(torch.func.stack_module_state) or build the layer with track_running_stats=False"
+        ) from error
+
+
+def _below_autograd(keyset: torch.DispatchKeySet, *args: object) -> None:
+    with torch._C._AutoDispatchBelowAutograd():
+        running_update_.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+LIBRARY.impl(NAME, reference, "CompositeExplicitAutograd")
+LIBRARY.impl(NAME, _batched, "FuncTorchBatched")
+LIBRARY.impl(NAME, _below_autograd, "Autograd", with_keyset=True)
+torch.library.register_fake(f"{NAMESPACE}::{NAME}", lambda *args: None, lib=LIBRARY)
+
+running_update_ = getattr(torch.ops.musigma, NAME).default
+"""(running_mean!, running_var!, num_batches_tracked!, count, mean, m2, momentum) -> nothing."""
