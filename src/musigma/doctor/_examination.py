@@ -1,0 +1,136 @@
+"""What a rule is given: the case, on a copy, with every probe measured when first asked for and then kept."""
+
+import copy
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from musigma import graph as _graph
+from musigma.doctor._case import Intent, Loss, OptimizerLike, SchedulerLike
+from musigma.doctor.probes import _calls
+from musigma.doctor.probes._data import InputMeasure, measure_data
+from musigma.doctor.probes._modes import ModesCompared, compare_modes
+from musigma.doctor.probes._step import Step, take_step
+from musigma.doctor.probes._trace import Trace, take_trace
+from musigma.doctor.probes._weights import WeightMeasure, measure_weights
+
+__all__ = ["Examination"]
+
+# The model's own noise starts from one number, so that two examinations of one model agree.
+_SEED = 0
+
+
+class Examination:
+    """One model under examination. Rules read it; they never change what they get.
+
+    Args are those of `musigma.doctor.examine`. The model is copied together with its optimizer and scheduler,
+    so whatever is measured or stepped is a copy.
+
+    Mode: with intent "train" or "finetune" a model handed over in eval mode is examined in train mode, since
+    that is what it is about to do; otherwise it is examined as it is. `modes` keeps the caller's flags.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        loss: Loss | None = None,
+        optimizer: OptimizerLike | None = None,
+        scheduler: SchedulerLike | None = None,
+        mask: Tensor | None = None,
+        independent: bool = False,
+        intent: Intent | None = None,
+    ) -> None:
+        inner = _calls.unwrap(model)
+        self.modes: Mapping[str, bool] = {name: m.training for name, m in inner.named_modules()}
+        self.model, self.optimizer, self.scheduler = _copy(inner, optimizer, scheduler)
+        if intent in ("train", "finetune") and not inner.training:
+            self.model.train()
+        self.inputs, self.targets, self.loss = inputs, targets, loss
+        self.mask, self.independent, self.intent = mask, independent, intent
+
+    @cached_property
+    def failure(self) -> Exception | None:
+        """What the model (or the loss) raised on the given batch; None where it ran."""
+        try:
+            self._attempt = take_trace(self.model, self.inputs, self.targets, self.loss, seed=_SEED)
+        except Exception as raised:
+            return raised
+        return None
+
+    @cached_property
+    def trace(self) -> Trace:
+        """One recorded forward and one backward; raises what the model raised."""
+        if self.failure is not None:
+            raise self.failure
+        return self._attempt
+
+    @property
+    def graph(self) -> _graph.Graph:
+        """The model as it ran."""
+        return self.trace.graph
+
+    @cached_property
+    def step(self) -> Step:
+        """The same after one optimizer step on another copy."""
+        return take_step(
+            self.model,
+            self.optimizer,
+            self.trace.gradients,
+            lambda stepped: take_trace(stepped, self.inputs, self.targets, self.loss, seed=_SEED),
+        )
+
+    @cached_property
+    def modes_compared(self) -> ModesCompared | None:
+        """The same batch in train and in eval mode; None where there is no floating output."""
+        return compare_modes(self.model, self.inputs)
+
+    @cached_property
+    def data(self) -> tuple[InputMeasure, ...]:
+        """Every tensor of the batch."""
+        return measure_data(self.model, self.inputs, self.targets)
+
+    @cached_property
+    def weights(self) -> Mapping[str, WeightMeasure]:
+        """Every parameter's moments, by name."""
+        return measure_weights(self.model)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The copy's parameters by name; a tied one once, under its first name."""
+        return dict(self.model.named_parameters())
+
+    @cached_property
+    def batch(self) -> int:
+        """How many examples the batch holds; 1 where nothing has a batch axis."""
+        return _calls.batch_size(self.inputs) or 1
+
+
+def _copy(model: nn.Module, optimizer: Any, scheduler: Any) -> tuple[nn.Module, Any, Any]:
+    try:
+        # Together: the memo maps the optimizer's parameters and the scheduler's optimizer onto the copies.
+        twin, own, plan = copy.deepcopy((model, optimizer, scheduler))
+    except Exception as raised:
+        raise TypeError(
+            f"{type(model).__name__} can't be copied with copy.deepcopy ({raised}), and the doctor only "
+            "works on a copy; detach or delete tensors that a forward has left on its modules"
+        ) from raised
+    if isinstance(optimizer, torch.optim.Optimizer):
+        _check_optimizer(model, optimizer)
+    return twin, own, plan
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    mine = {id(p) for p in model.parameters()}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    foreign = sum(id(p) not in mine for p in held)
+    if foreign == len(held):
+        raise ValueError(
+            f"optimizer must hold parameters of the model; none of its {len(held)} is: build it after "
+            "the model, or pass a factory such as `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`"
+        )

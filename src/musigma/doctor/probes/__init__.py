@@ -1,0 +1,1 @@
+"""What is measured: the batch, the weights, one recorded forward and backward, and what one step changes."""

@@ -1,0 +1,168 @@
+"""What one op put out and what came back to it, in numbers; the tensors themselves are let go."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from musigma.doctor.probes import _calls
+from musigma.graph import Node
+from musigma.statistics import Moments, moments
+
+__all__ = ["NodeMeasure", "NodeProbe", "across_examples"]
+
+# Ops that lay their units along axis 1 whatever follows, and along the last axis.
+_CHANNEL_FIRST = ("conv", "batch_norm", "group_norm", "instance_norm", "_pool", "pixel_shuffle")
+_CHANNEL_LAST = ("linear", "layer_norm", "rms_norm", "embedding", "attention", "lstm", "gru", "rnn", "matmul")
+
+
+@dataclass
+class NodeMeasure:
+    """Moments of one node's first floating output, and of the gradient that came back to it.
+
+    Args:
+        node: the graph node.
+        values: moments over every value; scalars.
+        units: (units,) moments over examples and positions; None where the output has no unit axis.
+        between: variance between examples at one position, averaged over positions: the part of the signal
+            that tells examples apart; NaN where the output has no batch axis or the batch is 1.
+        correlation: mean cosine between the outputs of two examples; NaN likewise.
+        zeros: fraction of values that are exactly 0.
+        dead: (units,) units that are 0 for every example at every position.
+        flat: fraction of values where the op's own derivative is below 1 % of its largest; NaN for other ops.
+        nonfinite: how many values are NaN or infinite.
+        inputs_finite: whether every floating argument was finite.
+        gradient: moments of the gradient of this output; None where none came back.
+        gradient_nonfinite: how many of the gradient's values are NaN or infinite.
+    """
+
+    node: Node
+    values: Moments | None = None
+    units: Moments | None = None
+    between: float = float("nan")
+    correlation: float = float("nan")
+    zeros: float = float("nan")
+    dead: Tensor | None = None
+    flat: float = float("nan")
+    nonfinite: int = 0
+    inputs_finite: bool = True
+    gradient: Moments | None = None
+    gradient_nonfinite: int = 0
+    shape: tuple[int, ...] = field(default=())
+
+    @property
+    def second_moment(self) -> float:
+        """E[a²], what the variance law of the next layer multiplies; NaN where nothing was measured."""
+        return _second(self.values)
+
+    @property
+    def mean(self) -> float:
+        """The mean over every value."""
+        return float("nan") if self.values is None else float(self.values.mean)
+
+    @property
+    def std(self) -> float:
+        """The standard deviation over every value."""
+        return float("nan") if self.values is None else float(self.values.std())
+
+    @property
+    def gradient_second_moment(self) -> float:
+        """E[g²] of the gradient that came back to this output."""
+        return _second(self.gradient)
+
+
+def _second(m: Moments | None) -> float:
+    return float("nan") if m is None else float(m.mean) ** 2 + float(m.var())
+
+
+def across_examples(x: Tensor) -> tuple[float, float]:
+    """Variance between examples (axis 0) averaged over positions, and the mean cosine of two examples.
+
+    With s = Σ_f E_b[a²] and m = Σ_f E_b[a]², the sum over all ordered pairs of examples of ⟨a, a'⟩ is
+    n²·m − n·s, so their mean over the mean squared norm is (n·m − s) / ((n − 1)·s).
+    """
+    n = x.shape[0]
+    if n < 2 or not x.numel():
+        return float("nan"), float("nan")
+    per = moments(x, 0)
+    variance = per.var()
+    m, s = float(per.mean.square().sum()), float((per.mean.square() + variance).sum())
+    return float(variance.mean()), (n * m - s) / ((n - 1) * s) if s > 0 else float("nan")
+
+
+def flat_fraction(op: str, y: Tensor) -> float:
+    """The fraction of outputs where a squashing function's derivative is below 1 % of its largest."""
+    if op in ("tanh", "tanh_"):
+        return float((1 - y.square() < 0.01).double().mean())
+    if op in ("sigmoid", "sigmoid_"):
+        return float((4 * y * (1 - y) < 0.01).double().mean())
+    return float("nan")
+
+
+class NodeProbe:
+    """Collects a `NodeMeasure` per node while the model runs; gradients arrive later, through hooks."""
+
+    def __init__(self, batch: int | None) -> None:
+        self._batch = batch
+        self._measures: list[NodeMeasure] = []
+        self._axes: list[int | None] = []
+
+    def see(self, node: Node, args: Any, kwargs: Any, output: Any) -> None:
+        """Measure one call; called with the live tensors."""
+        measure = NodeMeasure(node)
+        self._measures.append(measure)
+        outputs = _calls.floating_outputs(output)
+        axis = self._unit_axis(node, outputs[0]) if outputs else None
+        self._axes.append(axis)
+        if not outputs:
+            return
+        out = outputs[0]
+        if out.requires_grad:
+            out.register_hook(lambda g: _measure_gradient(measure, g))
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            inputs = [t for t in _calls.tensors_in((args, kwargs)) if t.is_floating_point() or t.is_complex()]
+            _measure_output(measure, out.detach(), axis, self._batch)
+            measure.nonfinite = sum(_count_nonfinite(o) for o in outputs)
+            # Only asked where it can matter: it costs a pass over every argument.
+            measure.inputs_finite = not measure.nonfinite or not any(map(_count_nonfinite, inputs))
+
+    def done(self) -> tuple[NodeMeasure, ...]:
+        """Every measurement, in execution order."""
+        return tuple(self._measures)
+
+    def _unit_axis(self, node: Node, out: Tensor) -> int | None:
+        if out.ndim < 2:
+            return None
+        if any(word in node.op for word in _CHANNEL_FIRST):
+            return 1
+        if any(word in node.op for word in _CHANNEL_LAST) or out.ndim == 2:
+            return out.ndim - 1
+        for source in node.inputs:
+            if isinstance(source, int) and self._measures[source].shape == tuple(out.shape):
+                return self._axes[source]
+        return 1 if out.ndim >= 4 else out.ndim - 1
+
+
+def _measure_output(measure: NodeMeasure, out: Tensor, axis: int | None, batch: int | None) -> None:
+    measure.shape = tuple(out.shape)
+    measure.values = moments(out, None)
+    zero = out == 0
+    measure.zeros = float(zero.double().mean())
+    measure.flat = flat_fraction(measure.node.op, out)
+    if axis is not None:
+        rest = [d for d in range(out.ndim) if d != axis]
+        measure.units = moments(out, rest)
+        measure.dead = zero.movedim(axis, 0).flatten(1).all(1)
+    if out.ndim >= 2 and out.shape[0] == batch:
+        measure.between, measure.correlation = across_examples(out)
+
+
+def _count_nonfinite(t: Tensor) -> int:
+    return int((~torch.isfinite(t)).sum())
+
+
+def _measure_gradient(measure: NodeMeasure, gradient: Tensor) -> None:
+    with torch.no_grad():
+        measure.gradient = moments(gradient, None)
+        measure.gradient_nonfinite = _count_nonfinite(gradient)

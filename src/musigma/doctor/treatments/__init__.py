@@ -1,0 +1,1 @@
+"""What mends: one treatment is one file; it works on a copy and says what it did."""
