@@ -84,7 +84,7 @@ def test_public_names_exist(name: str) -> None:
 
 
 def test_a_module_never_bears_the_name_of_a_function_beside_it() -> None:
-    # With `from .record import record` the name `package.record` is the function or the module, by import order.
+    # After `from .record import record`, `package.record` is the function or the module, by import order.
     doubled = []
     for package in sorted((ROOT / "src/musigma").rglob("__init__.py")):
         nodes = ast.walk(ast.parse(package.read_text()))
