@@ -19,7 +19,7 @@ if TYPECHECK:
     # Before anything imports musigma: a module that is already there is no longer decorated.
     from jaxtyping import install_import_hook
 
-    install_import_hook("musigma", "beartype.beartype")
+    install_import_hook("musigma", "typecheck.checker")
 
 # rich, click and typer read these when a console is made; terminal output is compared at this width.
 os.environ.update({"COLUMNS": "80", "LINES": "40", "NO_COLOR": "1", "TERM": "dumb"})

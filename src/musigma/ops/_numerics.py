@@ -13,6 +13,8 @@ def accumulator(x: Tensor) -> torch.dtype:
 
 def memory_format(x: Tensor) -> torch.memory_format:
     """The memory format a result takes from its input: channels last if the input is, else contiguous."""
+    if torch._C._are_functorch_transforms_active():
+        return torch.contiguous_format  # under vmap the layout of one example can't be asked for
     for dim, last in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if x.dim() == dim and not x.is_contiguous() and x.is_contiguous(memory_format=last):
             return last
