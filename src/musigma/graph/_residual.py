@@ -1,0 +1,173 @@
+"""Residual branches: where a signal is added to what was made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from musigma.graph import _kinds as kinds
+from musigma.graph._nodes import UNKNOWN, Edge, Node, Source
+
+if TYPE_CHECKING:
+    from musigma.graph._graph import Graph
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A sum `skip(x) + branch(x)`.
+
+    Attributes:
+        start: where x comes from: an edge or an input.
+        end: the last node of the branch, whose output is added.
+        add: the node that adds.
+        nodes: the branch from start to end, in execution order, `end` included.
+        last_parameter: the weight of the branch's last weight layer, None if it has none.
+        skip: the nodes on the skip path: empty for the identity, a projection and its norm otherwise.
+    """
+
+    start: Source
+    end: Node
+    add: Node
+    nodes: tuple[Node, ...]
+    last_parameter: str | None
+    skip: tuple[Node, ...]
+
+    @property
+    def norms(self) -> tuple[Node, ...]:
+        """The normalizations inside the branch."""
+        return tuple(node for node in self.nodes if node.op in kinds.NORMS)
+
+
+def find_branches(graph: Graph) -> tuple[Branch, ...]:
+    """Every sum of a skip path and a branch.
+
+    A skip path is the identity or consists of views, dropout, pooling, padding, norms, scaling by what
+    doesn't depend on the example, earlier residual sums (followed along their skip), and at most one
+    weight layer (a projection). A branch does some work of its own: it has a weight layer, a norm,
+    attention or pooling, and where the skip is projected more weight layers than the skip. So sums of
+    gates, of embeddings, of rotary halves and of parallel projections are no residual sums, and a
+    concatenation (U-Net, DenseNet) is none either.
+    """
+    found: dict[int, Branch] = {}
+    for node in graph.nodes:
+        branch = _branch_of(graph, node, found) if node.op in kinds.ADDITIONS else None
+        if branch is not None:
+            found[node.index] = branch
+    return tuple(found.values())
+
+
+def _branch_of(graph: Graph, add: Node, known: dict[int, Branch]) -> Branch | None:
+    operands = [source for source in _operands(add) if graph.is_live(source)]
+    if len(operands) != 2:
+        return None
+    left, right = operands
+    options = [_between(graph, add, left, right, known), _between(graph, add, right, left, known)]
+    usable = [option for option in options if option is not None]
+    return min(usable, key=lambda branch: (_work(graph, branch.skip), len(branch.skip)), default=None)
+
+
+def _operands(add: Node) -> tuple[Source, ...]:
+    if add.op == "add":
+        return (*add.arguments.get("input", ())[:1], *add.arguments.get("other", ())[:1])
+    return (*add.arguments.get("input", ())[:1], *add.arguments.get("residual", ())[:1])
+
+
+def _between(graph: Graph, add: Node, skip: Source, end: Source, known: dict[int, Branch]) -> Branch | None:
+    if not isinstance(end, Edge):
+        return None
+    reach = _sources_behind(graph, end)
+    for start, path in _skip_paths(graph, skip, known):
+        if _token(start) in reach and _token(start) != _token(end) and not _is_whole_number(graph, start):
+            nodes = _nodes_between(graph, start, end)
+            if _is_branch(graph, nodes, path):
+                return Branch(start, graph.nodes[end], add, nodes, _last_weight(graph, nodes), path)
+            return None
+    return None
+
+
+def _token(source: Source) -> object:
+    return source.key if isinstance(source, Edge) else source
+
+
+def _sources_behind(graph: Graph, end: Edge) -> set[object]:
+    behind = {_token(source) for index in graph.ancestors(end) for source in graph.nodes[index].inputs}
+    return {token for token in behind if token is not UNKNOWN}
+
+
+def _is_whole_number(graph: Graph, source: Source) -> bool:
+    # Token ids and masks are no signal: embeddings of the same ids are no branches of each other.
+    if isinstance(source, Edge):
+        dtype = graph.nodes[source].outputs[source.output].dtype
+        return not (dtype.is_floating_point or dtype.is_complex)
+    readers = graph.consumers(source)
+    return bool(readers) and all(reader.op in kinds.EMBEDDINGS for reader in readers)
+
+
+_QUIET = (
+    (kinds.VIEWS - frozenset(("chunk", "split", "unbind", "tensor_split", "select")))
+    | kinds.DROPOUTS
+    | kinds.POOLINGS
+    | kinds.PADDINGS
+    | kinds.UPSAMPLINGS
+    | (kinds.NORMS - kinds.ADDITIONS)
+)
+_SCALED = kinds.SCALINGS | kinds.ADDITIONS | kinds.SUBTRACTIONS
+_PROJECTIONS = kinds.CONVOLUTIONS | kinds.TRANSPOSED_CONVOLUTIONS | kinds.PRODUCTS
+
+
+def _skip_paths(
+    graph: Graph, source: Source, known: dict[int, Branch]
+) -> Iterator[tuple[Source, tuple[Node, ...]]]:
+    """The sources that a skip path may start from, nearest first, each with the path from there."""
+    path: tuple[Node, ...] = ()
+    yield source, path
+    while isinstance(source, Edge):
+        node = graph.nodes[source]
+        ahead = known[node.index].start if node.index in known else _through(graph, node, path)
+        if ahead is None:
+            return
+        source, path = ahead, (node, *path)
+        yield source, path
+
+
+def _through(graph: Graph, node: Node, path: tuple[Node, ...]) -> Source | None:
+    signals = [source for source in node.inputs if graph.is_live(source)]
+    if len(signals) != 1:
+        return None
+    if node.op in _PROJECTIONS and graph.weights(node):
+        return None if _work(graph, path) or _drops_positions(node, path) else signals[0]
+    if node.op in _QUIET and not (_work(graph, path) and _drops_positions(node, (node,))):
+        return signals[0]
+    return signals[0] if node.op in _SCALED else None
+
+
+def _drops_positions(node: Node, path: tuple[Node, ...]) -> bool:
+    # `x[:, t]` of a hand-written recurrence is another time step, not a skip to the same signal.
+    return any(step.op in kinds.SELECTIONS for step in path)
+
+
+def _work(graph: Graph, nodes: tuple[Node, ...]) -> int:
+    return sum(bool(graph.weights(node)) for node in nodes)
+
+
+_WORKING = kinds.NORMS | kinds.ATTENTIONS | kinds.POOLINGS | kinds.RECURRENT
+
+
+def _is_branch(graph: Graph, nodes: tuple[Node, ...], skip: tuple[Node, ...]) -> bool:
+    if _work(graph, skip):
+        return _work(graph, nodes) > _work(graph, skip)
+    return any(node.op in _WORKING or graph.weights(node) for node in nodes)
+
+
+def _nodes_between(graph: Graph, start: Source, end: Edge) -> tuple[Node, ...]:
+    inside = graph.ancestors(end) & graph.descendants(start)
+    return tuple(graph.nodes[index] for index in sorted(inside))
+
+
+def _last_weight(graph: Graph, nodes: tuple[Node, ...]) -> str | None:
+    for node in reversed(nodes):
+        weights = graph.weights(node)
+        if weights:
+            return weights[-1] if node.op in kinds.ATTENTIONS else weights[0]
+    return None
