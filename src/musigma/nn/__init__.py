@@ -1,5 +1,41 @@
 """Modules: torch.nn's normalization layers, and a few that torch lacks."""
 
+from musigma.nn._batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from musigma.nn._frozen import FrozenBatchNorm, FrozenBatchNorm1d, FrozenBatchNorm2d, FrozenBatchNorm3d
+from musigma.nn._group_norm import GroupNorm
+from musigma.nn._identity import restore_identity_
+from musigma.nn._instance_norm import InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
+from musigma.nn._layer_norm import LayerNorm, LayerNorm1d, LayerNorm2d, LayerNorm3d
+from musigma.nn._norm_act import NormAct
+from musigma.nn._residual import AddNorm, PreNorm
+from musigma.nn._rms_norm import RMSNorm
 from musigma.nn._standardize import Standardize, Unstandardize
+from musigma.nn._statistics import nonfinite_statistics
+from musigma.nn._sync_batch_norm import SyncBatchNorm
 
-__all__ = ["Standardize", "Unstandardize"]
+__all__ = [
+    "AddNorm",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "FrozenBatchNorm",
+    "FrozenBatchNorm1d",
+    "FrozenBatchNorm2d",
+    "FrozenBatchNorm3d",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LayerNorm",
+    "LayerNorm1d",
+    "LayerNorm2d",
+    "LayerNorm3d",
+    "NormAct",
+    "PreNorm",
+    "RMSNorm",
+    "Standardize",
+    "SyncBatchNorm",
+    "Unstandardize",
+    "nonfinite_statistics",
+    "restore_identity_",
+]

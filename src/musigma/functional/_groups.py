@@ -1,0 +1,218 @@
+"""GroupNorm and InstanceNorm: groups of one example's channels by their own statistics."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from musigma.functional._activation import activate, check_activation
+from musigma.functional._batch import by_running_statistics
+from musigma.functional._checks import check_channels, check_eps, check_groups, check_running
+from musigma.functional._parameters import cast, compute_dtype, matched
+from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
+from musigma.functional._single import only_bias, warn_single_value
+from musigma.ops import group_norm as group_norm_op
+from musigma.ops import selected
+from musigma.ops._numerics import memory_format
+
+
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    activation: str | None = None,
+) -> Tensor:
+    """Normalize every group of channels of every example by its own mean and spread.
+
+        y = (x − μ) / √(σ² + eps) · weight + bias,    μ, σ² over (c/num_groups, *spatial), σ² biased (1/n)
+
+    One group is LayerNorm over (c, *spatial); one channel a group is InstanceNorm. The result has the
+    input's dtype and memory format, and does not depend on the batch.
+
+    A group of one value is 0 once it is centered: the result is then exactly the bias, weight and input get
+    exactly zero gradients, and a `MusigmaWarning` says so. (A batch of one such group raises, as in torch.)
+
+    Args:
+        input: (n, c, *spatial).
+        num_groups: how many groups the c channels form; it divides c.
+        weight: (c,), in any floating dtype.
+        bias: (c,), in any floating dtype.
+        eps: added to the variance; in units of input².
+        activation: ``"relu"``, ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, applied to y.
+
+    Returns:
+        (n, c, *spatial), in the input's dtype.
+
+    Raises:
+        RuntimeError: the input has no channel dim, the groups do not divide the channels, or weight or bias
+            has another shape.
+        ValueError: eps is negative, the activation is unknown, or n = 1 and each group holds one value.
+
+    Example:
+        >>> import torch, musigma as ms
+        >>> ms.functional.group_norm(torch.tensor([[1.0, 3.0, 10.0, 30.0]]), 2)
+        tensor([[-1.0000,  1.0000, -1.0000,  1.0000]])
+
+    References:
+        Wu & He 2018, "Group Normalization", equations 1 to 3 and 7.
+    """
+    if has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(
+            group_norm,
+            (input, weight, bias),
+            input,
+            num_groups,
+            weight=weight,
+            bias=bias,
+            eps=eps,
+            activation=activation,
+        )
+    check_groups(input, num_groups, weight, bias)
+    check_eps("group_norm", eps)
+    check_activation(activation)
+    if input.shape[1] == num_groups and math.prod(input.shape[2:]) == 1:
+        y = _single_values(input, weight, bias)
+    elif selected("group_norm", input):
+        y = group_norm_op(input, num_groups, weight, bias, eps)[0]
+    else:
+        x, weight, bias = matched(input, weight, bias)
+        y = torch.group_norm(x, num_groups, weight, bias, eps)
+        if x is not input:
+            y = y.to(input.dtype)
+    return activate(y, activation)
+
+
+def _single_values(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if x.shape[0] == 1:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}; "
+            "group_norm needs more than one value in a group"
+        )
+    warn_single_value("group_norm", x.shape)
+    shape = (-1, *[1] * (x.dim() - 2))
+    return only_bias(
+        x,
+        weight if weight is None else weight.reshape(shape),
+        bias if bias is None else bias.reshape(shape),
+    )
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    activation: str | None = None,
+) -> Tensor:
+    """Normalize every channel of every example by its own mean and spread.
+
+        y = (x − μ) / √(σ² + eps) · weight + bias,    μ, σ² over (*spatial), σ² biased (1/n)
+
+    The result has the input's dtype and memory format (torch loses channels_last). Running statistics, where
+    given, take in the mean over the examples of μ and of the *unbiased* variance, in place:
+
+        running ← (1 − momentum) · running + momentum · batch
+
+    Args:
+        input: (n, c, *spatial).
+        running_mean: (c,), updated in place if `use_input_stats`, else used instead of μ.
+        running_var: (c,), likewise for σ².
+        weight: (c,), in any floating dtype.
+        bias: (c,), in any floating dtype.
+        use_input_stats: whether to normalize by the input's own statistics or by the running ones.
+        momentum: the weight of the new value.
+        eps: added to the variance; in units of input².
+        activation: ``"relu"``, ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, applied to y.
+
+    Returns:
+        (n, c, *spatial), in the input's dtype.
+
+    Raises:
+        ValueError: `use_input_stats` with one position a channel, eps is negative, or the activation is
+            unknown.
+        RuntimeError: a vector's length is not c, or running statistics are wanted and not there.
+        IndexError: the input has no channel dim.
+
+    Example:
+        >>> import torch, musigma as ms
+        >>> ms.functional.instance_norm(torch.tensor([[[1.0, 3.0], [10.0, 30.0]]]))
+        tensor([[[-1.0000,  1.0000],
+                 [-1.0000,  1.0000]]])
+
+    References:
+        Ulyanov, Vedaldi & Lempitsky 2016, "Instance Normalization: The Missing Ingredient for Fast
+        Stylization", equation 3.
+    """
+    if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
+        return handle_torch_function(
+            instance_norm,
+            (input, running_mean, running_var, weight, bias),
+            input,
+            running_mean=running_mean,
+            running_var=running_var,
+            weight=weight,
+            bias=bias,
+            use_input_stats=use_input_stats,
+            momentum=momentum,
+            eps=eps,
+            activation=activation,
+        )
+    check_channels(
+        "instance_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
+    )
+    check_running(
+        running_mean,
+        running_var,
+        ""
+        if use_input_stats
+        else "Expected running_mean and running_var to be defined when use_input_stats "
+        "is false; pass both, or normalize by the input's own statistics",
+    )
+    check_eps("instance_norm", eps)
+    check_activation(activation)
+    if not use_input_stats:
+        return activate(
+            by_running_statistics(input, running_mean, running_var, weight, bias, eps), activation
+        )
+    positions = math.prod(input.shape[2:])
+    if positions == 1:
+        raise ValueError(
+            f"Expected more than 1 spatial element when training, got input size {tuple(input.shape)}; one "
+            "value a channel is always normalized to 0. Use LayerNorm or GroupNorm over the channels instead"
+        )
+    y, batch = _by_instance(input, running_mean is not None, weight, bias, eps, positions)
+    y = activate(y, activation)
+    if batch is not None and running_mean is not None and running_var is not None:
+        update(running_mean, running_var, None, batch, momentum)
+    return y
+
+
+def _by_instance(
+    x: Tensor, track: bool, weight: Tensor | None, bias: Tensor | None, eps: float, positions: int
+) -> tuple[Tensor, Statistics | None]:
+    """y, and where asked for the examples' statistics averaged."""
+    track = track and x.numel() > 0
+    if selected("group_norm", x) or transforms_active():
+        y, mean, m2 = group_norm_op(x, x.shape[1], weight, bias, eps)
+        count = mean.new_full((), positions)
+        return y, (count, mean.mean(0), m2.mean(0)) if track else None
+    dtype = compute_dtype(x)
+    mean, var = landing(x) if track else (None, None)
+    y = torch.instance_norm(
+        x, cast(weight, dtype), cast(bias, dtype), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
+    )
+    y = y.contiguous(memory_format=memory_format(x))
+    if mean is None or var is None:
+        return y, None
+    return y, from_torch(mean, var, positions)

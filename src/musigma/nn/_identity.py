@@ -1,0 +1,114 @@
+"""The weight and bias under which a normalization gives back what it got."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from musigma.functional._rows import RMS_EPS
+from musigma.nn._frozen import FrozenBatchNorm
+from musigma.nn._layer_norm import ChannelsFirst
+from musigma.statistics import moments
+
+Norm = TypeVar("Norm", bound=nn.Module)
+
+
+@torch.no_grad()
+def restore_identity_(layer: Norm, x: Tensor) -> Norm:
+    """Set a normalization's weight and bias so that ``layer(x)`` is x again: weight = √(σ² + eps), bias = μ.
+
+    This is the argument of the notes for the two parameters: if not normalizing were best, training could
+    find it. Where the statistics belong to channels (BatchNorm) it works for any batch, in evaluation with
+    the running statistics for any input at all. Where they belong to examples (LayerNorm, RMSNorm,
+    GroupNorm, InstanceNorm) one weight has to serve all of them, so their moments must agree: one row does.
+
+    Args:
+        layer: a BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm with weight (and, except
+            for RMSNorm, bias), torch's or ours; changed in place.
+        x: an input of the layer.
+
+    Returns:
+        the layer.
+
+    Raises:
+        TypeError: the layer is none of these.
+        ValueError: it has no weight or bias to set, or the examples' moments differ; nothing is changed.
+
+    Example:
+        >>> import torch, musigma as ms
+        >>> x = torch.tensor([[1.0, 20.0], [2.0, 30.0], [3.0, 10.0]])
+        >>> norm = ms.nn.restore_identity_(ms.nn.BatchNorm1d(2), x)
+        >>> torch.allclose(norm(x), x)
+        True
+
+    References:
+        Ioffe & Szegedy 2015, "Batch Normalization", section 3.
+    """
+    mean, var = _statistics(layer, x)
+    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
+    centered = not isinstance(layer, torch.nn.RMSNorm)
+    if weight is None or (centered and bias is None):
+        raise ValueError(
+            f"{type(layer).__name__} needs {'weight and bias' if centered else 'a weight'} to undo what it "
+            "does; build it with them (affine=True, bias=True)"
+        )
+    eps = RMS_EPS if (given := getattr(layer, "eps", None)) is None else given
+    weight.copy_((var.double() + eps).sqrt().expand_as(weight))
+    if bias is not None:
+        bias.copy_(mean.expand_as(bias))
+    return layer
+
+
+def _statistics(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and variance the layer uses on x; for RMSNorm 0 and the mean square."""
+    match layer:
+        case FrozenBatchNorm():
+            return layer.running_mean, layer.running_var
+        case _NormBase() if not layer.training and layer.running_mean is not None:
+            assert layer.running_var is not None
+            return layer.running_mean, layer.running_var
+        case torch.nn.modules.batchnorm._BatchNorm():
+            batch = moments(x, [0, *range(2, x.dim())])
+            return batch.mean, batch.var()
+        case torch.nn.modules.instancenorm._InstanceNorm():
+            batched = x.unsqueeze(0) if x.dim() == layer._get_no_batch_dim() else x
+            channels = moments(batched, range(2, batched.dim()))
+            return _agreed(layer, channels.mean, channels.var(), x)
+        case torch.nn.GroupNorm():
+            groups = moments(x.reshape(x.shape[0], layer.num_groups, -1), -1)
+            mean, var = _agreed(layer, groups.mean, groups.var(), x)
+            repeats = layer.num_channels // layer.num_groups
+            return mean.repeat_interleave(repeats), var.repeat_interleave(repeats)
+        case torch.nn.RMSNorm():
+            rows = moments(x, range(-len(layer.normalized_shape), 0))
+            square = (rows.var() + rows.mean.square()).flatten()
+            return _agreed(layer, torch.zeros_like(square), square, x)
+        case torch.nn.LayerNorm():
+            dims = [1] if isinstance(layer, ChannelsFirst) else range(-len(layer.normalized_shape), 0)
+            rows = moments(x, dims)
+            return _agreed(layer, rows.mean.flatten(), rows.var().flatten(), x)
+    raise TypeError(
+        "restore_identity_ knows BatchNorm, InstanceNorm, GroupNorm, LayerNorm and RMSNorm, got "
+        f"{type(layer).__name__}"
+    )
+
+
+def _agreed(layer: nn.Module, mean: Tensor, var: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The statistics that all examples (dim 0) have in common."""
+    if mean.shape[0] == 0:
+        raise ValueError(f"there is no example in an input of shape {tuple(x.shape)}; give it one")
+    std = var.sqrt()
+    # Moments that differ by no more than the input's own rounding are one: a few units in its last place.
+    close = 8 * torch.finfo(x.dtype).eps * (mean.abs().amax(0) + std.amax(0))
+    spread = torch.maximum(mean.amax(0) - mean.amin(0), std.amax(0) - std.amin(0))
+    if not (spread <= close).all():
+        raise ValueError(
+            f"one weight and bias can restore examples of one mean and spread only, and the {mean.shape[0]} "
+            f"sets of values that {type(layer).__name__} normalizes here range over means "
+            f"{mean.min().item():.4g} to {mean.max().item():.4g} and standard deviations "
+            f"{std.min().item():.4g} to {std.max().item():.4g}; give it a single one"
+        )
+    return mean[0], var[0]

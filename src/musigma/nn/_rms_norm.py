@@ -1,0 +1,43 @@
+"""RMSNorm: LayerNorm without centering."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from musigma.functional import rms_norm
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """Scale each example's features to root mean square 1: `torch.nn.RMSNorm`, through `musigma.functional`.
+
+        y = x / √(mean(x²) + eps) · weight,    mean(x²) over `normalized_shape`
+
+    Args:
+        normalized_shape: sizes of the last dims, or the size of the last dim.
+        eps: added to the mean square, in units of input²; None is 1.19e-7, float32's machine epsilon,
+            whatever the dtype of the input. (torch takes 2.2e-16 for float64.)
+        elementwise_affine: whether a weight of shape `normalized_shape` is learned.
+        device: where the weight is made.
+        dtype: of the weight; the result has the input's dtype whatever it is.
+
+    Example:
+        >>> import torch, musigma as ms
+        >>> ms.nn.RMSNorm(2)(torch.tensor([[3.0, 4.0]])).detach()
+        tensor([[0.8485, 1.1314]])
+
+    References:
+        Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
+    """
+
+    def forward(self, x: Tensor, *, activation: str | None = None) -> Tensor:
+        """The input scaled.
+
+        Args:
+            x: (*batch, *normalized_shape).
+            activation: applied to the result, as in `musigma.functional.rms_norm`.
+
+        Returns:
+            (*batch, *normalized_shape), in the input's dtype.
+        """
+        return rms_norm(x, self.normalized_shape, self.weight, self.eps, activation=activation)

@@ -1,0 +1,105 @@
+"""Running statistics that survive what happens to a model: casts, and other people's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+_NAMES = ("running_mean", "running_var")
+
+
+class KeepsStatistics(nn.Module):
+    """Mixin: running_mean and running_var are never narrower than float32, and never impossible.
+
+    In half precision a running average stops moving once an update is smaller than half a unit in its last
+    place (momentum 0.001 leaves a variance at 2.0 where 4.0 is right), and a variance above 65504 is inf.
+    So ``.half()``, ``.bfloat16()`` and ``.to(dtype)`` cast the parameters and leave the statistics float32;
+    ``.double()`` widens both.
+    """
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        super().register_buffer(name, _widened(tensor) if name in _NAMES else tensor, persistent)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        statistics = [b for name in _NAMES if (b := self._buffers.get(name)) is not None]
+
+        def keep(t: Tensor) -> Tensor:
+            moved = fn(t)
+            if _is_narrow(moved) and any(t is s for s in statistics):
+                return t.to(device=moved.device, dtype=torch.float32)
+            return moved
+
+        return super()._apply(keep, recurse)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        problem = _impossible(state_dict.get(f"{prefix}running_var"))
+        if problem:
+            error_msgs.append(f"{prefix}running_var {problem}")
+            return
+        for key in (f"{prefix}{name}" for name in _NAMES):
+            if isinstance(state_dict.get(key), Tensor):
+                state_dict[key] = _widened(state_dict[key])  # for load_state_dict(assign=True)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def _is_narrow(t: Tensor) -> bool:
+    return t.is_floating_point() and t.dtype.itemsize < torch.float32.itemsize
+
+
+def _widened(t: Tensor | None) -> Tensor | None:
+    return t.to(torch.float32) if t is not None and _is_narrow(t) else t
+
+
+def _impossible(var: Any) -> str:
+    """What is wrong with a running variance, in words; nothing where it is fine or can't be looked at."""
+    if not isinstance(var, Tensor) or var.is_meta or isinstance(var, FakeTensor):
+        return ""
+    negative = (var.detach() < 0).nonzero().flatten().tolist()
+    if not negative:
+        return ""
+    shown = ", ".join(str(c) for c in negative[:8]) + (", …" if len(negative) > 8 else "")
+    return (
+        f"must not be negative, got {var.detach().min().item():.4g} (channels {shown}); whoever wrote it may "
+        "have subtracted eps. Nothing of this layer was loaded: mend the checkpoint, e.g. by adding it again"
+    )
+
+
+def nonfinite_statistics(model: nn.Module) -> dict[str, list[int]]:
+    """The running statistics of a model that are inf or NaN: buffer name to channel indices.
+
+    musigma's own layers skip a channel whose batch statistics are not finite; torch's take them in for good.
+
+    Args:
+        model: any module.
+
+    Returns:
+        for each buffer called running_mean or running_var with a bad entry, its full name and the indices.
+
+    Example:
+        >>> import torch, musigma as ms
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        >>> _ = model[1](torch.tensor([[0.0, 1.0], [0.0, float("inf")]]))
+        >>> ms.nn.nonfinite_statistics(model)
+        {'1.running_mean': [1], '1.running_var': [1]}
+    """
+    return {
+        name: bad
+        for name, buffer in model.named_buffers()
+        if name.rpartition(".")[2] in _NAMES and not buffer.is_meta
+        if (bad := (~buffer.isfinite()).flatten().nonzero().flatten().tolist())
+    }

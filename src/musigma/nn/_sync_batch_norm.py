@@ -1,0 +1,92 @@
+"""SyncBatchNorm: one set of statistics for all ranks of a distributed job, on any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from musigma.nn._batch_norm import _BatchNorm
+
+
+class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
+    """BatchNorm over the batches of all ranks: `torch.nn.SyncBatchNorm`, on the CPU too.
+
+    Each rank's (count, mean, M2) are gathered and merged in rank order (M2 does not add up over ranks), so
+    every rank normalizes by the same bits and ends with the same running statistics. The ranks' batches may
+    differ in size and be empty; the gradients are those of one process with the whole batch. In evaluation,
+    without an initialized process group, or in a group of one, it is `BatchNorm1d`, for any number of dims.
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `BatchNorm1d`.
+        process_group: the ranks that share statistics; all of them if None.
+
+    Example:
+        >>> import torch, musigma as ms
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+        >>> ms.nn.SyncBatchNorm.convert_sync_batchnorm(net)
+        Sequential(
+          (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
+          (1): SyncBatchNorm(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True)
+        )
+
+    References:
+        Ioffe & Szegedy 2015, "Batch Normalization"; Chan, Golub & LeVeque 1983, "Algorithms for computing
+        the sample variance", on merging.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        super()._check_input_dim(input)
+        if input.shape[1] == 0:
+            raise ValueError(
+                f"SyncBatchNorm number of input channels should be non-zero, got shape {tuple(input.shape)}"
+            )
+
+    def _group(self) -> ProcessGroup | None:
+        if not (self.training and dist.is_available() and dist.is_initialized()):
+            return None
+        group: ProcessGroup | None = self.process_group or dist.group.WORLD
+        return group if dist.get_world_size(group) > 1 else None
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any | None = None) -> nn.Module:
+        """Replace every BatchNorm of a module, torch's or ours, by a SyncBatchNorm with the same tensors.
+
+        Args:
+            module: changed in place, except where it is itself a BatchNorm.
+            process_group: the ranks that share statistics; all of them if None.
+
+        Returns:
+            the module, or what replaces it.
+        """
+        return _converted(cls, module, process_group, {})
+
+
+def _converted(
+    cls: type[SyncBatchNorm], module: nn.Module, process_group: Any | None, done: dict[nn.Module, nn.Module]
+) -> nn.Module:
+    """`module` or its replacement; a layer used in several places is replaced by one and the same."""
+    if module in done:
+        return done[module]
+    result = module
+    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        result = cls(
+            module.num_features,
+            module.eps,
+            module.momentum,
+            module.affine,
+            module.track_running_stats,
+            process_group,
+            device="meta",  # every tensor is replaced by the old layer's
+        )
+        result._parameters.update(module._parameters)
+        for name, buffer in module._buffers.items():
+            result.register_buffer(name, buffer)
+        result.training = module.training
+    done[module] = result
+    for name, child in module.named_children():
+        setattr(result, name, _converted(cls, child, process_group, done))
+    return result
