@@ -12,8 +12,11 @@ from musigma import graph as _graph
 from musigma.doctor._case import Intent, Loss, OptimizerLike, SchedulerLike
 from musigma.doctor.probes import _calls
 from musigma.doctor.probes._data import InputMeasure, measure_data
+from musigma.doctor.probes._layers import looks_fresh
+from musigma.doctor.probes._losses import Chance, chance_of
 from musigma.doctor.probes._modes import ModesCompared, compare_modes
-from musigma.doctor.probes._step import Step, take_step
+from musigma.doctor.probes._stacks import Stack, find_stacks
+from musigma.doctor.probes._step import Step, Stepper, settle
 from musigma.doctor.probes._trace import Trace, take_trace
 from musigma.doctor.probes._weights import WeightMeasure, measure_weights
 
@@ -46,7 +49,7 @@ class Examination:
         independent: bool = False,
         intent: Intent | None = None,
     ) -> None:
-        inner = _calls.unwrap(model)
+        inner = _graph.unwrap(model)
         self.modes: Mapping[str, bool] = {name: m.training for name, m in inner.named_modules()}
         self.model, self.optimizer, self.scheduler = _copy(inner, optimizer, scheduler)
         if intent in ("train", "finetune") and not inner.training:
@@ -58,7 +61,7 @@ class Examination:
     def failure(self) -> Exception | None:
         """What the model (or the loss) raised on the given batch; None where it ran."""
         try:
-            self._attempt = take_trace(self.model, self.inputs, self.targets, self.loss, seed=_SEED)
+            self._attempt = self._measure(self.model)
         except Exception as raised:
             return raised
         return None
@@ -78,12 +81,20 @@ class Examination:
     @cached_property
     def step(self) -> Step:
         """The same after one optimizer step on another copy."""
-        return take_step(
-            self.model,
-            self.optimizer,
-            self.trace.gradients,
-            lambda stepped: take_trace(stepped, self.inputs, self.targets, self.loss, seed=_SEED),
-        )
+        stepper = Stepper(self.model, self.optimizer)
+        moved = stepper.step(self.trace.gradients)
+        return Step(stepper.model, self._measure(stepper.model), moved, stepper.said, 1)
+
+    @cached_property
+    def settled(self) -> Step:
+        """The same after as many steps as it takes until no sleeping parameter wakes any more."""
+        stepper = Stepper(self.model, self.optimizer)
+        moved = stepper.step(self.trace.gradients)
+        first = Step(stepper.model, self._measure(stepper.model), moved, stepper.said, 1)
+        return settle(first, stepper, self._measure)
+
+    def _measure(self, model: nn.Module) -> Trace:
+        return take_trace(model, self.inputs, self.targets, self.loss, seed=_SEED)
 
     @cached_property
     def modes_compared(self) -> ModesCompared | None:
@@ -104,6 +115,26 @@ class Examination:
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The copy's parameters by name; a tied one once, under its first name."""
         return dict(self.model.named_parameters())
+
+    @cached_property
+    def stacks(self) -> tuple[Stack, ...]:
+        """The plain stacks of weight layers, without normalization or sums between them."""
+        return find_stacks(self.graph, self.trace.layers)
+
+    @cached_property
+    def fresh(self) -> bool:
+        """Whether the weights behave as if drawn independently of the data, as an initialization leaves them.
+
+        A trained weight has aligned with what it receives: its output's second moment differs from what
+        independent weights of the same variance would give. Rules about initialization have nothing to say then.
+        """
+        return looks_fresh(self.trace.layers)
+
+    @cached_property
+    def chance(self) -> Chance | None:
+        """What the given loss is for a net that knows nothing; None where the loss isn't a plain one."""
+        given = self.loss is not None and self.targets is not None
+        return chance_of(self.trace.output, self.targets, self.trace.loss) if given else None
 
     @cached_property
     def batch(self) -> int:

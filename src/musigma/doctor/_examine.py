@@ -97,7 +97,8 @@ def examine(
         "independent": independent,
         "intent": intent is not None,
     }
-    skipped, findings = {}, []
+    skipped: dict[str, str] = {}
+    findings: list[Finding] = []
     for rule in chosen:
         missing = [n for n in rule.needs if not given[n]]
         if missing or (exam.failure is not None and not rule.on_failure):

@@ -17,14 +17,7 @@ __all__ = [
     "forked_rng",
     "loss_of",
     "tensors_in",
-    "unwrap",
 ]
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DataParallel or DistributedDataParallel, else the model itself."""
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    return model.module if isinstance(model, wrappers) else model
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

@@ -7,28 +7,19 @@ import torch
 from torch import Tensor
 
 from musigma.doctor.probes import _calls
-from musigma.graph import Input, Node
+from musigma.graph import Input, Node, kinds
 from musigma.statistics import Moments, moments
 
-__all__ = ["NORM_OPS", "WEIGHT_OPS", "EntryMeasure", "EntryProbe"]
+__all__ = ["EntryMeasure", "EntryProbe"]
 
-# Ops that multiply what comes in by a weight, with the axis their input features lie on.
-WEIGHT_OPS = {
-    "linear": -1,
-    "bilinear": -1,
-    "conv1d": 1,
-    "conv2d": 1,
-    "conv3d": 1,
-    "conv_transpose1d": 1,
-    "conv_transpose2d": 1,
-    "conv_transpose3d": 1,
-    "lstm": -1,
-    "gru": -1,
-    "rnn_tanh": -1,
-    "rnn_relu": -1,
-    "multi_head_attention_forward": -1,
-}
-NORM_OPS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
+# Layers that multiply what comes in by a weight; all but convolutions have their features on the last axis.
+_ENTRANCES = (
+    kinds.CONVOLUTIONS
+    | kinds.TRANSPOSED_CONVOLUTIONS
+    | kinds.RECURRENT
+    | frozenset(("linear", "bilinear", "multi_head_attention"))
+)
+
 # Beyond this the eigenvalues cost more than the forward they explain.
 _GRAM_LIMIT = 1024
 
@@ -41,6 +32,7 @@ class EntryMeasure:
         node: the weight layer's node.
         inputs: names of the model's inputs it comes from.
         features: (features,) moments over examples and positions.
+        varies: (features,) whether a feature's values differ by more than rounding.
         axis: the axis of `shape` that the features lie on.
         low: smallest value.
         high: largest value.
@@ -56,6 +48,7 @@ class EntryMeasure:
     node: Node
     inputs: tuple[str, ...]
     features: Moments
+    varies: Tensor
     axis: int
     low: float
     high: float
@@ -86,11 +79,10 @@ class EntryProbe:
         """Note one call; called with the live tensors."""
         above = self._above(node)
         received = _first_floating(args, kwargs)
-        axis = WEIGHT_OPS.get(node.op)
-        if axis is not None and received is not None and above.inputs and not above.weighted:
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                self._found.append(_measure(node, received.detach(), axis, above, self._batch))
-        norm = node.op in NORM_OPS
+        if node.op in _ENTRANCES and received is not None and above.inputs and not above.weighted:
+            with torch.no_grad():
+                self._found.append(_measure(node, received.detach(), above, self._batch))
+        norm = node.op in kinds.NORMS
         weighted = above.weighted or (bool(node.parameters) and not norm)
         self._ancestry[node.index] = _Ancestry(above.inputs, weighted, above.normalized or norm)
 
@@ -115,16 +107,20 @@ def _first_floating(args: Any, kwargs: Any) -> Tensor | None:
     return next((t for t in _calls.tensors_in((args, kwargs)) if t.is_floating_point() and t.numel()), None)
 
 
-def _measure(node: Node, x: Tensor, axis: int, above: _Ancestry, examples: int) -> EntryMeasure:
-    # A conv also takes one example without a batch axis; then its channels come first.
-    at = axis % x.ndim if axis < 0 or node.op == "linear" else x.ndim - int(node.op[-2]) - 1
+def _measure(node: Node, x: Tensor, above: _Ancestry, examples: int) -> EntryMeasure:
+    # Counted from the end: a convolution also takes one example without a batch axis.
+    at = x.ndim - (int(node.op[-2]) if node.op.startswith("conv") else 0) - 1
     features = moments(x, [d for d in range(x.ndim) if d != at])
+    # Equal values that were rounded deviate from their mean by at most eps·|mean| each.
+    rounding = torch.finfo(x.dtype).eps * features.mean.abs()
+    varies = features.m2 > features.count * rounding.square()
     rows = x.movedim(at, -1).reshape(-1, x.shape[at]).double()
     finite = bool(torch.isfinite(x).all())
     return EntryMeasure(
         node=node,
         inputs=above.inputs,
         features=features,
+        varies=varies,
         axis=at,
         low=float(x.min()),
         high=float(x.max()),
@@ -132,23 +128,22 @@ def _measure(node: Node, x: Tensor, axis: int, above: _Ancestry, examples: int) 
         shape=tuple(x.shape),
         examples=examples,
         normalized=above.normalized,
-        condition=_condition(rows, features, standardize=False) if finite else None,
-        condition_standardized=_condition(rows, features, standardize=True) if finite else None,
+        condition=_condition(rows[:, varies], standardize=False) if finite else None,
+        condition_standardized=_condition(rows[:, varies], standardize=True) if finite else None,
     )
 
 
-def _condition(rows: Tensor, features: Moments, *, standardize: bool) -> float | None:
-    """Condition number of the second-moment matrix of (1, x) over the features that vary."""
-    varies = features.m2 > 0
-    count = int(varies.sum())
-    # Fewer examples than twice the unknowns say more about the sample than about the data.
-    if not count or count > _GRAM_LIMIT or rows.shape[0] < 2 * (count + 1):
+def _condition(x: Tensor, *, standardize: bool) -> float | None:
+    """Condition number of the second-moment matrix of (1, x), x: (rows, features that vary)."""
+    rows, count = x.shape
+    # Fewer rows than twice the unknowns say more about the sample than about the data.
+    if not count or count > _GRAM_LIMIT or rows < 2 * (count + 1):
         return None
-    x = rows[:, varies]
     if standardize:
-        x = (x - features.mean[varies]) / features.std()[varies]
+        each = moments(x, 0)
+        x = (x - each.mean) / each.std()
     x = torch.cat([torch.ones_like(x[:, :1]), x], dim=1)
-    values = torch.linalg.eigvalsh(x.T @ x / rows.shape[0])
+    values = torch.linalg.eigvalsh(x.T @ x / rows)
     # Eigenvalues below the rounding of the matrix itself are not known.
     floor = float(values[-1]) * torch.finfo(torch.float64).eps * len(values)
     return float(values[-1] / values[0].clamp_min(floor))

@@ -7,14 +7,28 @@ import torch
 from torch import Tensor
 
 from musigma.doctor.probes import _calls
-from musigma.graph import Node
+from musigma.graph import Node, kinds
 from musigma.statistics import Moments, moments
 
 __all__ = ["NodeMeasure", "NodeProbe", "across_examples"]
 
-# Ops that lay their units along axis 1 whatever follows, and along the last axis.
-_CHANNEL_FIRST = ("conv", "batch_norm", "group_norm", "instance_norm", "_pool", "pixel_shuffle")
-_CHANNEL_LAST = ("linear", "layer_norm", "rms_norm", "embedding", "attention", "lstm", "gru", "rnn", "matmul")
+# Ops that lay their units along axis 1 whatever follows, and those that lay them along the last axis.
+_CHANNEL_FIRST = (
+    kinds.CONVOLUTIONS
+    | kinds.TRANSPOSED_CONVOLUTIONS
+    | kinds.BATCH_NORMS
+    | kinds.GROUP_NORMS
+    | kinds.POOLINGS
+    | frozenset(("pixel_shuffle", "pixel_unshuffle"))
+)
+_CHANNEL_LAST = (
+    kinds.PRODUCTS
+    | kinds.LAYER_NORMS
+    | kinds.RMS_NORMS
+    | kinds.EMBEDDINGS
+    | kinds.ATTENTIONS
+    | kinds.RECURRENT
+)
 
 
 @dataclass
@@ -32,7 +46,9 @@ class NodeMeasure:
         dead: (units,) units that are 0 for every example at every position.
         flat: fraction of values where the op's own derivative is below 1 % of its largest; NaN for other ops.
         nonfinite: how many values are NaN or infinite.
-        inputs_finite: whether every floating argument was finite.
+        nan: how many are NaN.
+        inputs_nonfinite: how many values of its floating arguments are; counted where its output has any.
+        inputs_nan: how many are NaN, likewise.
         gradient: moments of the gradient of this output; None where none came back.
         gradient_nonfinite: how many of the gradient's values are NaN or infinite.
     """
@@ -46,7 +62,9 @@ class NodeMeasure:
     dead: Tensor | None = None
     flat: float = float("nan")
     nonfinite: int = 0
-    inputs_finite: bool = True
+    nan: int = 0
+    inputs_nonfinite: int = 0
+    inputs_nan: int = 0
     gradient: Moments | None = None
     gradient_nonfinite: int = 0
     shape: tuple[int, ...] = field(default=())
@@ -93,9 +111,9 @@ def across_examples(x: Tensor) -> tuple[float, float]:
 
 def flat_fraction(op: str, y: Tensor) -> float:
     """The fraction of outputs where a squashing function's derivative is below 1 % of its largest."""
-    if op in ("tanh", "tanh_"):
+    if op == "tanh":
         return float((1 - y.square() < 0.01).double().mean())
-    if op in ("sigmoid", "sigmoid_"):
+    if op == "sigmoid":
         return float((4 * y * (1 - y) < 0.01).double().mean())
     return float("nan")
 
@@ -120,12 +138,14 @@ class NodeProbe:
         out = outputs[0]
         if out.requires_grad:
             out.register_hook(lambda g: _measure_gradient(measure, g))
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with torch.no_grad():
             inputs = [t for t in _calls.tensors_in((args, kwargs)) if t.is_floating_point() or t.is_complex()]
             _measure_output(measure, out.detach(), axis, self._batch)
             measure.nonfinite = sum(_count_nonfinite(o) for o in outputs)
-            # Only asked where it can matter: it costs a pass over every argument.
-            measure.inputs_finite = not measure.nonfinite or not any(map(_count_nonfinite, inputs))
+            measure.nan = sum(_count_nan(o) for o in outputs)
+            if measure.nonfinite:  # it costs a pass over every argument
+                measure.inputs_nonfinite = sum(map(_count_nonfinite, inputs))
+                measure.inputs_nan = sum(map(_count_nan, inputs))
 
     def done(self) -> tuple[NodeMeasure, ...]:
         """Every measurement, in execution order."""
@@ -134,9 +154,9 @@ class NodeProbe:
     def _unit_axis(self, node: Node, out: Tensor) -> int | None:
         if out.ndim < 2:
             return None
-        if any(word in node.op for word in _CHANNEL_FIRST):
+        if node.op in _CHANNEL_FIRST:
             return 1
-        if any(word in node.op for word in _CHANNEL_LAST) or out.ndim == 2:
+        if node.op in _CHANNEL_LAST or out.ndim == 2:
             return out.ndim - 1
         for source in node.inputs:
             if isinstance(source, int) and self._measures[source].shape == tuple(out.shape):
@@ -160,6 +180,10 @@ def _measure_output(measure: NodeMeasure, out: Tensor, axis: int | None, batch: 
 
 def _count_nonfinite(t: Tensor) -> int:
     return int((~torch.isfinite(t)).sum())
+
+
+def _count_nan(t: Tensor) -> int:
+    return int(torch.isnan(t).sum())
 
 
 def _measure_gradient(measure: NodeMeasure, gradient: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Every normalization call: what it divides by, over how many values, and what it remembers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,15 +81,22 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
 
 def measure_norm(
     model: nn.Module, before: Mapping[str, Tensor], node: Node, args: Any, kwargs: Any
-) -> NormMeasure | None:
-    """Measure one call if it is a normalization; `before` are the running statistics before the run."""
+) -> Iterator[NormMeasure]:
+    """Measure one call if it is a normalization, else yield nothing.
+
+    Args:
+        model: what is running.
+        before: its running statistics before the run, see `buffers_of`.
+        node: the call.
+        args: its live arguments.
+        kwargs: likewise.
+    """
     bound = bind(node, args, kwargs)
     if bound is None:
-        return None
+        return
     x, kind, module = bound["input"], node.op, model.get_submodule(node.module)
-    with torch.no_grad(), torch._C.DisableTorchFunction():
-        view, dims = _statistic_axes(kind, x, bound)
-        statistics = moments(view, dims)
+    view, dims = _statistic_axes(kind, x.detach(), bound)
+    statistics = moments(view, dims)
     own = (
         bound["training"]
         if kind == "batch_norm"
@@ -99,7 +106,7 @@ def measure_norm(
     )
     prefix = f"{node.module}." if node.module else ""
     tracked = before.get(f"{prefix}num_batches_tracked")
-    return NormMeasure(
+    yield NormMeasure(
         node=node,
         kind=kind,
         path=node.module,

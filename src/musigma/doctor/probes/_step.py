@@ -1,7 +1,7 @@
-"""One optimizer step on a copy, then everything measured again: what looks dead at step 0 is judged here."""
+"""Optimizer steps on a copy, then everything measured again: what looks dead at step 0 is judged there."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,52 +10,90 @@ from torch import Tensor, nn
 
 from musigma.doctor.probes._trace import Trace
 
-__all__ = ["Step", "take_step"]
+__all__ = ["Step", "Stepper", "copied", "settle", "silent"]
+
+Measure = Callable[[nn.Module], Trace]
+# Zero heads over zero branches over zero gates need a step each; more than this many deep is no design.
+_LIMIT = 6
 
 
 @dataclass(frozen=True)
 class Step:
-    """A model after one optimizer step.
+    """A model after one optimizer step or a few.
 
     Args:
         model: the copy that was stepped.
-        trace: its forward and backward after the step.
-        moved: parameter name -> largest absolute change.
+        trace: its forward and backward after the last step.
+        moved: parameter name -> largest absolute change in the last step.
         optimizer: what stepped: the class of the caller's optimizer, or "SGD(lr=0.1, clipped)".
+        count: how many steps were taken.
     """
 
     model: nn.Module = field(repr=False)
     trace: Trace = field(repr=False)
     moved: Mapping[str, float]
     optimizer: str
+    count: int
 
 
-def take_step(
-    model: nn.Module,
-    optimizer: Any,
-    gradients: Mapping[str, Tensor | None],
-    measure: Callable[[nn.Module], Trace],
-) -> Step:
-    """Step a copy of the model with the gradients that were measured, and measure the copy.
+def silent(trace: Trace, names: Iterable[str]) -> frozenset[str]:
+    """The parameters among `names` whose gradient is missing or exactly zero."""
+    return frozenset(n for n in names if (g := trace.gradients.get(n)) is None or not bool(g.any()))
+
+
+def settle(first: Step, stepper: "Stepper", measure: Measure) -> Step:
+    """Step on as long as every step wakes parameters that had no gradient before.
+
+    A zero head hides everything behind it for one step, a zero last convolution in a residual branch the
+    branch for one more: those wake one after the other. What sleeps when a step wakes nobody stays asleep.
+    """
+    trainable = [n for n, p in first.model.named_parameters() if p.requires_grad]
+    step, asleep = first, silent(first.trace, trainable)
+    while asleep and step.count < _LIMIT:
+        moved = stepper.step(step.trace.gradients)
+        step = Step(stepper.model, measure(stepper.model), moved, stepper.said, step.count + 1)
+        still = silent(step.trace, trainable)
+        if still == asleep:
+            break
+        asleep = still
+    return step
+
+
+class Stepper:
+    """A copy of a model with an optimizer of its own.
 
     The caller's optimizer is tried first. Where there is none, where it fails (a closure it needs) or doesn't
     move at all (a warm-up that starts at rate 0), plain SGD steps instead, rate 0.1 with the gradient's norm
     clipped at 1: bounded whatever the scale of the loss, and exactly still where the gradient is exactly 0,
     which an adaptive optimizer would not be on rounding noise.
     """
-    said = ""
-    moved: dict[str, float] = {}
-    stepped = model
-    if optimizer is not None:
-        stepped, own = copied(model, optimizer)
-        said, moved = type(own).__name__, _step(stepped, own, gradients)
-    if not any(moved.values()):
-        stepped = copy.deepcopy(model)
-        norm = sum(float(g.double().square().sum()) for g in gradients.values() if g is not None) ** 0.5
-        scaled = {n: None if g is None else g / max(norm, 1.0) for n, g in gradients.items()}
-        said = "SGD(lr=0.1, clipped)"
-        moved = _step(stepped, torch.optim.SGD(stepped.parameters(), lr=0.1), scaled)
-    return Step(stepped, measure(stepped), moved, said)
+
+    def __init__(self, model: nn.Module, optimizer: Any) -> None:
+        self._original = model
+        self.said = "SGD(lr=0.1, clipped)"
+        self.model, self._optimizer = model, None
+        if optimizer is not None:
+            self.model, self._optimizer = copied(model, optimizer)
+            self.said = type(self._optimizer).__name__
+        else:
+            self._fall_back()
+
+    def step(self, gradients: Mapping[str, Tensor | None]) -> dict[str, float]:
+        """One step with these gradients; parameter name -> largest absolute change."""
+        moved: dict[str, float] = {}
+        if self._optimizer is not None:
+            moved = _step(self.model, self._optimizer, gradients)
+            if not any(moved.values()) and any(g is not None and bool(g.any()) for g in gradients.values()):
+                self._fall_back()
+        if self._optimizer is None:
+            norm = sum(float(g.double().square().sum()) for g in gradients.values() if g is not None) ** 0.5
+            scaled = {n: None if g is None else g / max(norm, 1.0) for n, g in gradients.items()}
+            moved = _step(self.model, torch.optim.SGD(self.model.parameters(), lr=0.1), scaled)
+        return moved
+
+    def _fall_back(self) -> None:
+        self.model, self._optimizer = copy.deepcopy(self._original), None
+        self.said = "SGD(lr=0.1, clipped)"
 
 
 def copied(model: nn.Module, optimizer: Any) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from musigma import graph as _graph
 from musigma.doctor.probes import _calls
 from musigma.doctor.probes._entries import EntryMeasure, EntryProbe
+from musigma.doctor.probes._layers import LayerMeasure, measure_layer
 from musigma.doctor.probes._nodes import NodeMeasure, NodeProbe
 from musigma.doctor.probes._norms import NormMeasure, buffers_of, measure_norm
 
@@ -23,6 +24,7 @@ class Trace:
     Args:
         graph: the model as it ran.
         nodes: one measurement per graph node, in execution order; `nodes[i].node.index == i`.
+        layers: one measurement per call of a linear or convolutional layer.
         norms: one measurement per call of a normalization op.
         entries: what reaches the first weight layers.
         loss: the number that was differentiated; NaN where nothing could be.
@@ -33,6 +35,7 @@ class Trace:
 
     graph: _graph.Graph
     nodes: tuple[NodeMeasure, ...]
+    layers: tuple[LayerMeasure, ...]
     norms: tuple[NormMeasure, ...]
     entries: tuple[EntryMeasure, ...]
     loss: float
@@ -51,16 +54,19 @@ def take_trace(
         seed: what the model's own randomness (dropout) starts from; the global generators are left alone.
     """
     batch = _calls.batch_size(inputs)
-    nodes, norms, entries, outputs = NodeProbe(batch), [], EntryProbe(batch), []
+    nodes, entries = NodeProbe(batch), EntryProbe(batch)
+    layers: list[LayerMeasure] = []
+    norms: list[NormMeasure] = []
+    outputs: list[Any] = []
     before = buffers_of(model)
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
 
-    def listen(node: _graph.Node, args: Any, kwargs: Any, output: Any) -> None:
+    def listen(node: _graph.Node, args: Any, kwargs: Any, output: tuple[Tensor, ...]) -> None:
         nodes.see(node, args, kwargs, output)
         entries.see(node, args, kwargs)
-        norm = measure_norm(model, before, node, args, kwargs)
-        if norm is not None:
-            norms.append(norm)
+        with torch.no_grad():
+            layers.extend(measure_layer(node, args, kwargs, output, batch))
+            norms.extend(measure_norm(model, before, node, args, kwargs))
 
     handle = model.register_forward_hook(lambda _m, _a, out: outputs.append(out))
     try:
@@ -73,7 +79,9 @@ def take_trace(
     detached = torch.utils._pytree.tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, outputs[-1])
     number = float("nan") if value is None else float(value.detach())
     named = {n: gradients.get(n) for n, _ in model.named_parameters()}
-    return Trace(graph, nodes.done(), tuple(norms), entries.done(), number, source, named, detached)
+    return Trace(
+        graph, nodes.done(), tuple(layers), tuple(norms), entries.done(), number, source, named, detached
+    )
 
 
 def _backward(value: Tensor | None, parameters: Mapping[str, Tensor]) -> dict[str, Tensor | None]:

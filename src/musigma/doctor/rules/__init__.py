@@ -6,8 +6,8 @@ How to write a rule
 1. The docstring of the file is the documentation (`musigma explain CODE` and the docs page are that text). It
    begins with `CODE name: one sentence.` and has the sections `## What it does`, `## Why it hurts`,
    `## Example`, `## Use instead`, `## Fix safety`, `## References`. Example and Use
-   instead hold a fenced python block that imports what it uses and defines `case = Case(...)`. A generic test runs both: the Example must fire this
-   code, Use instead must not. (`tests/doctor/test_rules.py` finds the file by itself.)
+   instead hold a fenced python block that imports what it uses and defines `case = Case(...)`. A generic
+   test (`tests/doctor/test_rules.py`) runs both: the Example must fire this code, Use instead must not.
 
 2. One decorated generator yields what it saw; the registry adds code, name, severity and treatment:
 
@@ -33,8 +33,10 @@ How to write a rule
      node: moments of its output overall, per unit, between examples; zeros; gradient moments), `.norms` (a
      `NormMeasure` per normalization call), `.entries` (what reaches the first weight layers), `.loss`,
      `.gradients` (parameter name -> gradient, None where there is none)
-   - `exam.step`: the same after one optimizer step on another copy; what looks dead at step 0 is judged
-     again there
+   - `exam.step`: the same after one optimizer step on another copy, and `exam.settled`: after as many steps
+     as it takes until no parameter wakes any more; what looks dead or constant at step 0 is judged there
+   - `exam.stacks` (plain stacks of weight layers), `exam.fresh` (weights as an initialization leaves them),
+     `exam.chance` (the loss of a net that knows nothing)
    - `exam.modes_compared`: the same batch in train and in eval mode, noise averaged out
    - `exam.data` (moments of every input), `exam.weights` (moments of every parameter)
 

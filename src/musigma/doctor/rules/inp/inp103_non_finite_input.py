@@ -2,13 +2,13 @@
 
 ## What it does
 
-Looks at every tensor of the batch, targets included, for values that are NaN or infinite, and says how many
-there are and where the first one stands.
+Looks at every tensor of the batch, targets included, for values that are NaN or infinite, and says how
+many there are and where the first one stands.
 
 ## Why it hurts
 
-One NaN reaches every unit of the first layer, every statistic of a normalization layer and, through the loss,
-every weight. A running mean that has met one stays NaN for good, so the harm outlives the batch.
+One NaN reaches every unit of the first layer, every statistic of a normalization layer and, through the
+loss, every weight. A running mean that has met one stays NaN for good, so the harm outlives the batch.
 
 ## Example
 
@@ -35,8 +35,9 @@ case = Case(nn.Linear(4, 2), x)
 
 ## Fix safety
 
-Nothing is mended automatically: whether a missing value is to be dropped, replaced or given a column of its own
-is a decision about the data. `musigma.inputs.Standardizer` leaves NaN out of its statistics and passes it on.
+Nothing is mended automatically: whether a missing value is to be dropped, replaced or given a column of
+its own is a decision about the data. `musigma.inputs.Standardizer` leaves NaN out of its statistics and
+passes it on.
 
 ## References
 
