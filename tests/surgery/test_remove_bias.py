@@ -1,0 +1,173 @@
+"""A bias before a norm that subtracts it: removed where it is dead, left where it only looks so."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import musigma as ms
+from musigma.surgery import CertificateError, dead_biases, remove_bias
+from musigma.surgery._certificate import certified
+
+
+def names(model: nn.Module, example: Tensor) -> list[str]:
+    return [d.name for d in dead_biases(ms.graph.record(model, example))[0]]
+
+
+X2, X3, X4, X5 = (torch.randn(4, 3, *[6] * d) for d in range(4))
+
+
+@pytest.mark.parametrize(
+    ("layers", "x"),
+    [
+        ([nn.Linear(3, 5), nn.BatchNorm1d(5)], X2),
+        ([nn.Conv1d(3, 5, 3), nn.BatchNorm1d(5)], X3),
+        ([nn.Conv2d(3, 6, 3, groups=3), nn.BatchNorm2d(6)], X4),
+        ([nn.Conv3d(3, 5, 3), nn.BatchNorm3d(5)], X5),
+        ([nn.ConvTranspose2d(3, 5, 3, stride=2), nn.BatchNorm2d(5)], X4),
+        ([nn.Conv2d(3, 5, 3), nn.InstanceNorm2d(5)], X4),
+        ([nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5, affine=False, track_running_stats=False)], X4),
+        ([nn.Conv2d(3, 5, 3), ms.nn.BatchNorm2d(5)], X4),
+        ([nn.Linear(3, 5), nn.Unflatten(1, (5, 1)), nn.BatchNorm1d(5)], X2),
+    ],
+    ids=["linear", "conv1d", "grouped", "conv3d", "transposed", "instance", "no buffers", "ours", "view"],
+)
+def test_dead_bias_is_removed_and_both_modes_agree(layers: list[nn.Module], x: Tensor) -> None:
+    net = nn.Sequential(*layers, nn.ReLU())
+    for _ in range(3):
+        net(x * 2 + 1)  # running statistics that are not 0 and 1
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    for training in (True, False):
+        net.train(training)
+        lighter, certificate = remove_bias(net, x)
+        assert lighter[0].bias is None
+        assert len(certificate.changed) == 1
+        assert certificate.difference <= certificate.bound < 1e-9
+        assert lighter.training is training
+        copies = [ms.graph.call(m, x) for m in (net, lighter)]
+        torch.testing.assert_close(*copies, rtol=1e-4, atol=1e-5)
+        net.load_state_dict(before)
+    assert net[0].bias is not None
+
+
+class ThroughTranspose(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x).transpose(1, 2))
+
+
+class WrongAxis(ThroughTranspose):
+    """The time axis is as long as the features: shapes match by luck, and the bias is not cancelled."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x))
+
+
+class Residual(ThroughTranspose):
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.linear(x)
+        return self.norm(z.transpose(1, 2)).transpose(1, 2) + z
+
+
+class Twice(ThroughTranspose):
+    def forward(self, x: Tensor) -> Tensor:
+        once = self.norm(self.linear(x).transpose(1, 2))
+        return once + self.norm(self.linear(2 * x).transpose(1, 2))
+
+
+class Returned(ThroughTranspose):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.linear(x)
+        return self.norm(z.transpose(1, 2)), z
+
+
+class Functional(ThroughTranspose):
+    def forward(self, x: Tensor) -> Tensor:
+        z = F.linear(x, self.linear.weight, self.linear.bias).transpose(1, 2)
+        return F.batch_norm(z, self.norm.running_mean, self.norm.running_var, training=self.training)
+
+
+@pytest.mark.parametrize(
+    ("model", "dead"),
+    [
+        (ThroughTranspose, True),
+        (Functional, True),
+        (WrongAxis, False),
+        (Residual, False),
+        (Returned, False),
+        (Twice, False),
+    ],
+)
+def test_data_flow_decides_not_names(model: type[nn.Module], dead: bool) -> None:
+    assert names(model(), torch.randn(2, 5, 3)) == (["linear.bias"] if dead else [])
+
+
+@pytest.mark.parametrize(
+    "between",
+    [nn.ReLU(), nn.Dropout(0.5), nn.ZeroPad2d(1), nn.MaxPool2d(2, padding=1)],
+    ids=["activation", "dropout", "padding", "pooling"],
+)
+def test_something_between_keeps_the_bias(between: nn.Module) -> None:
+    assert names(nn.Sequential(nn.Conv2d(3, 4, 3), between, nn.BatchNorm2d(4)), X4) == []
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [nn.GroupNorm(2, 4), nn.LayerNorm([4, 4, 4]), nn.GroupNorm(1, 4)],
+    ids=["group", "layer", "one group"],
+)
+def test_norms_over_several_channels_do_not_cancel_a_bias(norm: nn.Module) -> None:
+    assert names(nn.Sequential(nn.Conv2d(3, 4, 3), norm), X4) == []
+
+
+def test_a_module_used_twice_is_left_alone_with_the_reason() -> None:
+    _, certificate = remove_bias(Twice(), torch.randn(2, 5, 3))
+    assert certificate.changed == ()
+    assert certificate.refused == ("linear.bias: it is used by 2 ops",)
+
+
+def test_a_dead_bias_gets_no_gradient() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)).double()
+    weights = torch.randn(4, 5, dtype=torch.float64)
+    (net(X2.double()) * weights).sum().backward()
+    # zero but for the rounding of a sum of four terms of size 1
+    assert net[0].bias.grad.abs().max() < 1e-14
+    assert net[0].weight.grad.abs().max() > 1e-3
+
+
+def test_a_change_of_function_is_refused_and_the_model_untouched(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
+    before = net[0].weight.clone()
+
+    def change(model: nn.Module) -> None:
+        model[0].weight.data[0, 0] += 1e-9
+
+    with pytest.raises(CertificateError, match="rounding accounts for"):
+        certified("nudge", net, change, X2, changed=("0.weight",))
+    assert torch.equal(net[0].weight, before)
+
+
+def test_a_certificate_is_written_whole_as_json(tmp_path: Path) -> None:
+    _, certificate = remove_bias(nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)), X2)
+    certificate.save(tmp_path / "certificate.json")
+    read = json.loads((tmp_path / "certificate.json").read_text())
+    assert read["operation"] == "remove_bias"
+    assert read["difference"] <= read["bound"]
+    assert [p.name for p in tmp_path.iterdir()] == ["certificate.json"]
+    with pytest.raises(FileNotFoundError):
+        certificate.save(tmp_path / "no" / "certificate.json")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_every_dtype(dtype: torch.dtype) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)).to(dtype)
+    lighter, certificate = remove_bias(net, X2.to(dtype))
+    assert lighter[0].bias is None
+    assert lighter[0].weight.dtype == dtype
+    assert certificate.rounded <= certificate.rounded_bound
