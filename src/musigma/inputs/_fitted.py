@@ -46,7 +46,7 @@ class Fitted(Estimator):
 
     def _spread(self) -> Tensor:
         tally = self._known().tally
-        return torch.where(tally.constant(), 1.0, tally.centered.std())
+        return torch.where(tally.constant(), 1.0, tally.std())
 
     @property
     def mean_(self) -> Any:
@@ -55,7 +55,7 @@ class Fitted(Estimator):
 
     @property
     def var_(self) -> Any:
-        var = self._known().tally.centered.var()
+        var = self._known().tally.std().square()
         return self._shown(var) if self.with_std else None
 
     @property
@@ -69,7 +69,7 @@ class Fitted(Estimator):
 
     @property
     def n_samples_seen_(self) -> Any:
-        count = self._known().tally.centered.count
+        count = self._known().tally.count
         if bool((count == count.round()).all()):
             count = count.to(torch.int64)
         return count[0].item() if bool((count == count[0]).all()) else self._shown(count)
@@ -82,5 +82,7 @@ class Fitted(Estimator):
     @property
     def moments_(self) -> Moments:
         known = self._known()
-        m = known.tally.moments
-        return Moments(*(t.reshape(known.shape).clone() for t in (m.count, m.mean, m.m2)))
+        tally = known.tally
+        mean = torch.where(tally.count > 0, tally.center()[0], 0.0)  # the empty set is (0, 0, 0)
+        triple = (tally.count, mean, tally.root.square())
+        return Moments(*(t.reshape(known.shape).clone() for t in triple))

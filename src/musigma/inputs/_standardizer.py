@@ -22,7 +22,7 @@ from musigma.inputs._checks import (
 )
 from musigma.inputs._fitted import Fitted, Learned
 from musigma.inputs._tally import Tally, feature_count, labels, tally
-from musigma.nn._standardize import Standardize, broadcast_shape, output_dtype, standardize, unstandardize
+from musigma.nn._standardize import Standardize, align, output_dtype, standardize, unstandardize
 
 
 class Standardizer(Fitted):
@@ -235,7 +235,7 @@ class Standardizer(Fitted):
             except OverflowError as error:
                 which = labels(error.args[0], shape, data.columns)
                 raise ValueError(
-                    f"the variance of {which} overflows float64; divide by a power of 10 first"
+                    f"the values of {which} lie further apart than float64 reaches; divide them by 2"
                 ) from None
         return Learned(total, shape, numpy)
 
@@ -308,8 +308,7 @@ class Standardizer(Fitted):
         dims = kept_dims(self.axis, data)
         features = self._known().shape
         require_features(feature_shape(data, dims), features, "X")
-        shape = broadcast_shape(features, dims, len(data.shape))
-        mean, tail, scale = (t.reshape(features).reshape(shape) for t in statistics)
+        mean, tail, scale = (align(t.reshape(features), dims, len(data.shape)) for t in statistics)
 
         def convert(block: Tensor) -> Tensor:
             self._examine(block.detach(), dims, features, data.columns)

@@ -23,19 +23,24 @@ class Tally:
     The pivot is a value of the data, held in two float64 parts so that a 64-bit integer fits. Deviations from
     it carry only their own rounding error, whatever the mean; a column of equal values has deviations, and so
     a variance, of exactly 0; and merging compares deviations instead of large means (a plain float64 merge
-    is off by 5e-9 in the variance at a mean of 10⁸ standard deviations).
+    is off by 5e-9 in the variance at a mean of 10⁸ standard deviations). M2 is kept as its root, since the
+    squares of float64 numbers below 1e-154 or above 1e154 are none.
 
     Args:
         high, low: the two parts of the pivot, (features,); 0 where nothing has been seen.
-        centered: the moments of x − pivot, (features,).
-        terms: how many values entered, (features,), int64; the count of `centered` is their total weight.
+        count: the total weight of the values, (features,).
+        mean: the mean of x − pivot, (features,).
+        root: √M2, (features,).
+        terms: how many values entered, (features,), int64.
         positions: how many values were offered, missing ones included.
         resolution: eps of the coarsest floating type seen; 0 for integers, which are exact.
     """
 
     high: Tensor
     low: Tensor
-    centered: Moments
+    count: Tensor
+    mean: Tensor
+    root: Tensor
     terms: Tensor
     positions: int
     resolution: float
@@ -44,46 +49,52 @@ class Tally:
     def empty(cls, features: int) -> Tally:
         """Nothing seen yet: the identity of merging."""
         zero = torch.zeros(features, dtype=torch.float64)
-        return cls(zero, zero, Moments(zero, zero, zero), torch.zeros(features, dtype=torch.int64), 0, 0.0)
+        return cls(zero, zero, zero, zero, zero, torch.zeros(features, dtype=torch.int64), 0, 0.0)
 
     def __add__(self, other: Tally) -> Tally:
         """Both sets together, around self's pivots (other's where self has seen nothing)."""
-        mine = self.centered.count > 0
+        mine = self.count > 0
         high, low = torch.where(mine, self.high, other.high), torch.where(mine, self.low, other.low)
+        parts = (self, other)
+        means = [part._mean_around(high, low) for part in parts]
+        unit = _power_of_two(torch.stack([self.root, other.root, *means]).abs().amax(0))
+        merged = Moments.merge(
+            Moments(part.count, mean / unit, (part.root / unit).square())
+            for part, mean in zip(parts, means, strict=True)
+        )
         return Tally(
             high,
             low,
-            self._around(high, low) + other._around(high, low),
+            merged.count,
+            merged.mean * unit,
+            merged.m2.sqrt() * unit,
             self.terms + other.terms,
             self.positions + other.positions,
             max(self.resolution, other.resolution),
         )
 
-    def _around(self, high: Tensor, low: Tensor) -> Moments:
-        m = self.centered
-        moved = m.mean + ((self.high - high) + (self.low - low))
-        return Moments(m.count, torch.where(m.count > 0, moved, 0.0), m.m2)
+    def _mean_around(self, high: Tensor, low: Tensor) -> Tensor:
+        moved = self.mean + ((self.high - high) + (self.low - low))
+        return torch.where(self.count > 0, moved, 0.0)
 
-    @property
-    def moments(self) -> Moments:
-        """Count, mean and M2 of the values themselves; the mean rounded to float64."""
-        m = self.centered
-        return Moments(m.count, self.high + (self.low + m.mean), m.m2)
+    def std(self) -> Tensor:
+        """√(M2 / count), NaN where nothing has been seen."""
+        return self.root / torch.where(self.count > 0, self.count, torch.nan).sqrt()
 
     def center(self) -> tuple[Tensor, Tensor]:
         """The mean as two float64 numbers, the first its rounded value; NaN where nothing has been seen."""
-        seen = self.centered.count > 0
-        rest = self.low + self.centered.mean
+        rest = self.low + self.mean
         mean = self.high + rest
         # two-sum (Knuth): what rounding `mean` lost
         back = mean - self.high
         tail = (self.high - (mean - back)) + (rest - back)
+        seen = self.count > 0
         return torch.where(seen, mean, torch.nan), torch.where(seen, tail, 0.0)
 
     def constant(self) -> Tensor:
-        """Which features can't be told from a constant: var ≤ n·ε·var + (min(n, BLOCK)·ε·mean)² + (½ ulp)².
+        """Which features can't be told from a constant: σ² ≤ n·ε·σ² + (min(n, BLOCK)·ε·mean)² + (½ ulp)².
 
-        * n·ε·var bounds the relative error of our sum of n squares (Higham 2002, section 4.2).
+        * n·ε·σ² bounds the error of our sum of n squares (Higham 2002, section 4.2).
         * The column itself was computed in float64 before we saw it, and a constant that is the sum of up to
           n rounded terms is off by up to n·ε·mean (the term of scikit-learn's PR #19788, whose verdict it
           keeps). Our deviations are free of that error, so n is capped: uncapped, 10⁹ honest values with a
@@ -93,13 +104,13 @@ class Tally:
 
         Integers are exact: only equal ones are constant. No term is an absolute threshold.
         """
-        m = self.centered
-        var = m.var()
+        if self.resolution == 0:
+            return (self.root == 0) & (self.count > 0)
         terms = self.terms.to(torch.float64)
-        mean = (self.high + (self.low + m.mean)).abs()
-        ulp = self.resolution * torch.exp2(torch.frexp(mean).exponent.to(torch.float64) - 1)
-        computed = terms.clamp(max=BLOCK) * EPS * mean if self.resolution else torch.zeros_like(mean)
-        return var <= terms * EPS * var + computed.square() + (ulp / 2).square()
+        mean = (self.high + (self.low + self.mean)).abs()
+        half_ulp = self.resolution / 2 * _power_of_two(mean)
+        computed = terms.clamp(max=BLOCK) * EPS * mean
+        return self.std() * (1 - terms * EPS).clamp(min=0).sqrt() <= torch.hypot(computed, half_ulp)
 
 
 def tally(x: Tensor, weight: Tensor | None) -> Tally:
@@ -110,41 +121,52 @@ def tally(x: Tensor, weight: Tensor | None) -> Tally:
         weight: (values, features), boolean or float64, all at least 0; what has weight 0 is not looked at.
 
     Raises:
-        OverflowError: the deviations of a feature, or their squares, overflow float64. Its only argument
-            is the tensor of such features.
+        OverflowError: two values of a feature are further apart than float64 reaches. Its only argument is
+            the tensor of such features.
     """
     features = x.shape[1]
-    keep = torch.ones((), dtype=torch.bool, device=x.device) if weight is None else weight != 0
-    positions = x.numel() if weight is None else int(keep.sum())
+    positions = x.numel() if weight is None else int((weight != 0).sum())
     if positions == 0:
         return Tally.empty(features)
-    if x.is_floating_point():
-        present = keep & ~x.isnan()
-        if weight is not None or not present.all():
-            weight = present if weight is None or weight.dtype == torch.bool else weight * present
-    if x.dtype in (torch.int64, torch.uint64):
-        high, low = split_integers(x)
-    else:
-        high, low = x.to(torch.float64), None
-    pivot, pivot_low = _first(high, weight), torch.zeros(features, dtype=torch.float64, device=x.device)
-    deviations = high - pivot
-    if low is not None:
-        pivot_low = _first(low, weight)
-        deviations = deviations + (low - pivot_low)
-    m = moments(deviations, 0, mask=weight)
-    terms = torch.full((), len(x), device=x.device) if weight is None else (weight != 0).sum(0)
-    if not (m.mean.isfinite() & m.m2.isfinite()).all():
-        raise OverflowError((~(m.mean.isfinite() & m.m2.isfinite())).cpu())
-    empty = torch.zeros(features, dtype=torch.float64)
-    count = m.count.cpu() + empty
+    floating = x.is_floating_point()
+    if floating and (missing := x.isnan()).any():
+        weight = ~missing if weight is None else weight * ~missing
+    wide = x.dtype in (torch.int64, torch.uint64)
+    high, low = split_integers(x) if wide else (x.to(torch.float64), x.new_zeros((), dtype=torch.float64))
+    pivot, pivot_low = (_first(part, weight) for part in (high, low.expand_as(high)))
+    m, unit = _moments((high - pivot) + (low - pivot_low), weight)
+    bad = ~(m.mean.isfinite() & m.m2.isfinite())
+    if bad.any():
+        raise OverflowError(bad.cpu())
+    terms = torch.full_like(pivot, len(x)) if weight is None else (weight != 0).sum(0)
+    seen = terms > 0
     return Tally(
-        torch.where(count > 0, pivot.cpu(), 0.0),
-        torch.where(count > 0, pivot_low.cpu(), 0.0),
-        Moments(count, m.mean.cpu(), m.m2.cpu()),
-        terms.cpu() + torch.zeros(features, dtype=torch.int64),
-        positions,
-        torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0,
+        high=torch.where(seen, pivot, 0.0).cpu(),
+        low=torch.where(seen, pivot_low, 0.0).cpu(),
+        count=m.count.expand_as(pivot).cpu(),
+        mean=(m.mean * unit).cpu(),
+        root=(m.m2.sqrt() * unit).cpu(),
+        terms=terms.to("cpu", torch.int64),
+        positions=positions,
+        resolution=torch.finfo(x.dtype).eps if floating else 0.0,
     )
+
+
+def _moments(deviations: Tensor, weight: Tensor | None) -> tuple[Moments, Tensor]:
+    """Moments of deviations / unit, the unit a power of two per feature: 1 unless squares leave float64."""
+    m = moments(deviations, 0, mask=weight)
+    # 2^-900: M2 loses nothing to squares that vanish below 2^-1074, for fewer than 2^120 of them
+    safe = m.m2.isfinite() & (m.m2 > 2.0**-900)
+    if safe.all():
+        return m, torch.ones_like(m.m2)
+    kept = deviations if weight is None else torch.where(weight != 0, deviations, 0.0)
+    unit = torch.where(safe, 1.0, _power_of_two(kept.abs().amax(0)))
+    return moments(deviations / unit, 0, mask=weight), unit
+
+
+def _power_of_two(x: Tensor) -> Tensor:
+    """The largest power of two that is at most |x|; 1 for 0."""
+    return torch.where(x == 0, 1.0, torch.exp2(torch.frexp(x).exponent.to(torch.float64) - 1))
 
 
 def _first(values: Tensor, weight: Tensor | None) -> Tensor:

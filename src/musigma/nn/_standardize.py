@@ -6,12 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Shaped
+from numpy.typing import NDArray
 from torch import Tensor
 
 Dims: TypeAlias = int | Sequence[int] | None
 """The dim or dims with a statistic of their own; None for one statistic over everything."""
+
+Statistic: TypeAlias = Tensor | NDArray[Any] | Sequence[Any] | float
 
 F = TypeVar("F", bound="_Fixed")
 
@@ -66,19 +70,41 @@ def unstandardize(z: Tensor, mean: Tensor, tail: Tensor, scale: Tensor) -> Tenso
     return (z.to(dtype) * scale.to(dtype) + low) + high
 
 
-def broadcast_shape(sizes: Sequence[int], dims: Sequence[int], ndim: int) -> list[int]:
-    """The shape in which statistics of shape `sizes`, one axis for each of `dims`, meet an ndim-tensor."""
+def align(statistic: Tensor, dims: Sequence[int], ndim: int) -> Tensor:
+    """A statistic with one axis for each of `dims`, in their order, shaped to meet an ndim-tensor."""
+    places = [dim % ndim for dim in dims]
+    order = sorted(range(len(places)), key=places.__getitem__)
     shape = [1] * ndim
-    for dim, size in zip(dims, sizes, strict=True):
-        shape[dim] = size
-    return shape
+    for axis in order:
+        shape[places[axis]] = statistic.shape[axis]
+    return statistic.permute(order).reshape(shape)
 
 
 def _statistic(value: Any, name: str, device: torch.device | None) -> Tensor:
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, device=device)
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     if tensor.is_complex():
         raise TypeError(f"{name} must be real, got {tensor.dtype}")
-    return tensor.detach().to(device=device, dtype=torch.float64, copy=True)
+    where = device if device is not None or isinstance(value, Tensor) else torch.get_default_device()
+    return tensor.detach().to(device=where, dtype=torch.float64, copy=True)
+
+
+def _together(
+    mean: Statistic, scale: Statistic, mean_tail: Statistic | None, device: torch.device | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, its tail and scale as float64 copies of one shape, or what is wrong with them."""
+    means, scales = _statistic(mean, "mean", device), _statistic(scale, "scale", device)
+    tail = torch.zeros_like(means) if mean_tail is None else _statistic(mean_tail, "mean_tail", device)
+    shape = max(means.shape, scales.shape, key=len)  # a number stands for all
+    if means.shape not in ((), shape) or scales.shape not in ((), shape) or tail.shape not in ((), shape):
+        raise ValueError(
+            f"mean and scale must be of the same features; got mean {tuple(means.shape)} and scale "
+            f"{tuple(scales.shape)}"
+        )
+    fault = _faults(means, scales)
+    if fault is not None:
+        raise ValueError(fault)
+    whole = [t.expand(shape).contiguous() for t in (means, tail, scales)]
+    return whole[0], whole[1], whole[2]
 
 
 def _faults(mean: Tensor, scale: Tensor) -> str | None:
@@ -109,37 +135,31 @@ class _Fixed(torch.nn.Module):
 
     def __init__(
         self,
-        mean: Shaped[Tensor, "*features"] | Sequence[Any] | float,
-        scale: Shaped[Tensor, "*features"] | Sequence[Any] | float,
+        mean: Statistic,
+        scale: Statistic,
         *,
         dim: Dims = 1,
         clip: float | None = None,
-        mean_tail: Shaped[Tensor, "*features"] | None = None,
+        mean_tail: Statistic | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         device = None if device is None else torch.device(device)
-        means, scales = _statistic(mean, "mean", device), _statistic(scale, "scale", device)
-        means, scales = (t.contiguous() for t in torch.broadcast_tensors(means, scales))
-        tail = torch.zeros_like(means) if mean_tail is None else _statistic(mean_tail, "mean_tail", device)
         self.dim = dim if dim is None or isinstance(dim, int) else tuple(dim)
         self._dims = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-        if len(self._dims) != means.dim() or tail.shape != means.shape:
+        buffers = _together(mean, scale, mean_tail, device)
+        if len(self._dims) != buffers[0].dim():
             raise ValueError(
-                f"mean and scale need one axis for each of dim={self.dim}; got mean {tuple(means.shape)}, "
-                f"scale {tuple(scales.shape)}, mean_tail {tuple(tail.shape)}"
+                f"mean and scale need one axis for each of dim={self.dim}, got {tuple(buffers[0].shape)}"
             )
-        fault = _faults(means, scales)
-        if fault is not None:
-            raise ValueError(fault)
         if clip is not None and not clip > 0:
             raise ValueError(f"clip must be positive, got {clip}; None does not clip")
         self.clip = clip
-        for name, value in zip(STATISTICS, (means, tail, scales), strict=True):
+        for name, value in zip(STATISTICS, buffers, strict=True):
             self.register_buffer(name, value)
         # Follows .half(), .to(dtype) and the like: the type that integer inputs come out in.
         self.register_buffer(
-            "_like", torch.empty(0, dtype=torch.float32, device=means.device), persistent=False
+            "_like", torch.empty(0, dtype=torch.float32, device=buffers[0].device), persistent=False
         )
 
     @classmethod
@@ -187,8 +207,8 @@ class _Fixed(torch.nn.Module):
                     f"x has {x.shape[dim]} features along dim {dim}, but mean and scale are of {size}; "
                     f"got shape {tuple(x.shape)}"
                 )
-        shape = broadcast_shape(self.mean.shape, self._dims, x.dim())
-        return self.mean.view(shape), self.mean_tail.view(shape), self.scale.view(shape)
+        mean, tail, scale = (align(s, self._dims, x.dim()) for s in (self.mean, self.mean_tail, self.scale))
+        return mean, tail, scale
 
     def _apply(self: F, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> F:
         """Move along but keep float64: `.half()` would bend a mean by ½ ‰ and lose a scale of 1e-8."""
@@ -220,6 +240,8 @@ class _Fixed(torch.nn.Module):
             # torch collects these and raises once; nothing of this module has been written
             args[4].append(f"{prefix or type(self).__name__}: {fault}")
             return
+        if isinstance(mean, Tensor):  # statistics from elsewhere come without a second part
+            state_dict.setdefault(f"{prefix}mean_tail", torch.zeros_like(mean))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
