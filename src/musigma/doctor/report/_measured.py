@@ -1,0 +1,95 @@
+"""From the measurements of one or two examinations to the plots of the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from musigma.doctor._finding import Report
+from musigma.doctor.report._figures import Figure, Mark, Series, histograms, profile
+
+__all__ = ["measured_figures"]
+
+
+def measured_figures(reports: Mapping[str, Report]) -> list[Figure]:
+    """The spread and the mean of every layer, the gradient of every weight, the distribution of every weight.
+
+    Args:
+        reports: by the name that the legend gives them, the original first.
+    """
+    found = {name: r.measurements for name, r in reports.items() if r.measurements}
+    if not found:
+        return []
+    layers = {name: _layers(m) for name, m in found.items()}
+    return [
+        profile(
+            "activation-std",
+            "Activations: standard deviation by layer",
+            "From the input to the output. A steady rise or fall explodes or vanishes with depth.",
+            _series(layers, "std"),
+            unit="std",
+            log=True,
+            mark=Mark(1.0, "1"),
+        ),
+        profile(
+            "activation-mean",
+            "Activations: mean by layer",
+            "Far from 0 a layer spends its weights on undoing the offset.",
+            _series(layers, "mean"),
+            unit="mean",
+            mark=Mark(0.0, "0"),
+        ),
+        profile(
+            "gradient-norm",
+            "Gradient norm by parameter",
+            "What one backward pass sends to each parameter. Exactly 0 is a gap in the line.",
+            _series({name: _parameters(m) for name, m in found.items()}, "gradient_norm"),
+            unit="gradient norm",
+            log=True,
+            wide=True,
+        ),
+        histograms(
+            "weights",
+            "Weights: distribution by parameter",
+            "How the values are distributed, each curve scaled to its own peak; biases are left out.",
+            _weights(found),
+        ),
+    ]
+
+
+def _numbered(names: Iterable[str]) -> list[str]:
+    """The names, told apart where one occurs more than once: a module may be called several times."""
+    names = list(names)
+    often = Counter(names)
+    seen: Counter[str] = Counter()
+    told = []
+    for name in names:
+        seen[name] += 1
+        told.append(f"{name} #{seen[name]}" if often[name] > 1 else name)
+    return told
+
+
+def _layers(measured: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    rows = measured.get("layers", ())
+    return dict(zip(_numbered(f"{r['module'] or '(model)'} {r['op']}" for r in rows), rows, strict=True))
+
+
+def _parameters(measured: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {row["name"]: row for row in measured.get("parameters", ())}
+
+
+def _series(tables: Mapping[str, Mapping[str, Mapping[str, Any]]], key: str) -> list[Series]:
+    return [Series(name, list(rows), [row[key] for row in rows.values()]) for name, rows in tables.items()]
+
+
+def _weights(
+    found: Mapping[str, Mapping[str, Any]],
+) -> list[tuple[str, dict[str, tuple[list[float], list[float]]]]]:
+    by_weight: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    for series, measured in found.items():
+        for name, row in _parameters(measured).items():
+            if len(row["shape"]) >= 2 and row["histogram"]["edges"]:
+                bars = row["histogram"]
+                by_weight.setdefault(name, {})[series] = (list(bars["edges"]), list(bars["counts"]))
+    return list(by_weight.items())
