@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from musigma.doctor.report._figures import Figure, Mark, Series, progress
 
 __all__ = ["Comparison", "Row", "Run", "comparison_rows", "trained_figures"]
 
 
+@runtime_checkable
 class Run(Protocol):
     """One training run, as `musigma.doctor.compare` measures it."""
 
@@ -28,6 +29,7 @@ class Run(Protocol):
         """Time spent on the training steps alone."""
 
 
+@runtime_checkable
 class Comparison(Protocol):
     """Two runs on the same batches in the same order."""
 
