@@ -56,7 +56,7 @@ def expect(function: Callable[[Tensor], Tensor], mean: float, std: float, label:
         density = torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
         return (values.view(-1, *t.shape) * density * weights).sum(-1) * half
 
-    low, high = _panels()
+    low, high = _panels(mean, std)
     rough = integrate(low, high)
     total = torch.zeros(rough.shape[0], dtype=torch.float64)
     # An odd function's panels cancel: errors are judged against the sum of their sizes.
@@ -87,10 +87,15 @@ def expect(function: Callable[[Tensor], Tensor], mean: float, std: float, label:
     return total
 
 
-def _panels() -> tuple[Tensor, Tensor]:
+def _panels(mean: float, std: float) -> tuple[Tensor, Tensor]:
     core = torch.arange(-_CORE, _CORE + _CORE_WIDTH / 2, _CORE_WIDTH, dtype=torch.float64)
     tail = torch.linspace(_CORE, _EDGE, round((_EDGE - _CORE) / _TAIL_WIDTH) + 1, dtype=torch.float64)[1:]
-    edges = torch.cat([-tail.flip(0), core, tail])
+    # Activations bend where z is of order 1. Under a wide density that is a needle no rule would see:
+    # panels that halve towards z = 0, down to 1/16, lead to it.
+    halvings = torch.arange(1, max(1, math.ceil(math.log2(std)) + 4), dtype=torch.float64)
+    ladder = std * torch.exp2(-halvings)
+    bends = (torch.cat([-ladder, torch.zeros(1, dtype=torch.float64), ladder]) - mean) / std
+    edges = torch.cat([-tail.flip(0), core, tail, bends[bends.abs() < _EDGE]]).unique()
     return edges[:-1], edges[1:]
 
 

@@ -49,6 +49,7 @@ def _standard_moments(low: float, high: float) -> tuple[float, float, float]:
     return m.mean.item(), m.std().item(), fourth.item()
 
 
+@functools.lru_cache(maxsize=256)
 def _parent_std(mean: float, std: float, low: float, high: float) -> float:
     """The σ for which N(mean, σ²) cut to [low, high] has the standard deviation asked for."""
     widest = (high - low) / math.sqrt(12)
