@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from musigma import graph as _graph
 from musigma.doctor._case import Intent, Loss, OptimizerLike, SchedulerLike
 from musigma.doctor.probes import _calls
+from musigma.doctor.probes._biases import CancelledBias, cancelled_biases
+from musigma.doctor.probes._channels import ChannelMeasure, measure_channels, training_twin
 from musigma.doctor.probes._data import InputMeasure, measure_data
 from musigma.doctor.probes._layers import looks_fresh
 from musigma.doctor.probes._losses import Chance, chance_of
@@ -102,6 +104,27 @@ class Examination:
         return compare_modes(self.model, self.inputs)
 
     @cached_property
+    def channels(self) -> tuple[ChannelMeasure, ...]:
+        """Every call of a BatchNorm or an InstanceNorm, with what it sees and what it has stored."""
+        return measure_channels(self.model, self.inputs, seed=_SEED)
+
+    @cached_property
+    def channels_in_training(self) -> tuple[ChannelMeasure, ...]:
+        """The same in the mode in which the model trains; empty where it raises there (a batch of one)."""
+        twin = training_twin(self.model, self.modes)
+        if twin is self.model:
+            return self.channels
+        try:
+            return measure_channels(twin, self.inputs, seed=_SEED)
+        except Exception:
+            return ()
+
+    @cached_property
+    def cancelled_biases(self) -> tuple[CancelledBias, ...]:
+        """The biases that normalizations subtract again."""
+        return cancelled_biases(self.model, self.inputs, seed=_SEED)
+
+    @cached_property
     def data(self) -> tuple[InputMeasure, ...]:
         """Every tensor of the batch."""
         return measure_data(self.model, self.inputs, self.targets)
@@ -126,9 +149,9 @@ class Examination:
         """Whether the weights behave as if drawn independently of the data, as an initialization leaves them.
 
         A trained weight has aligned with what it receives: its output's second moment differs from what
-        independent weights of the same variance would give. Rules about initialization have nothing to say then.
+        independent weights of the same variance would give. Rules about initialization are silent then.
         """
-        return looks_fresh(self.trace.layers)
+        return self.intent not in ("inference", "finetune") and looks_fresh(self.trace.layers)
 
     @cached_property
     def chance(self) -> Chance | None:
