@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ _CHANNEL_FIRST = kinds.BATCH_NORMS | kinds.GROUP_NORMS
 _LAYERS = frozenset(("linear", "bilinear")) | _CONVOLUTIONS | _CHANNEL_FIRST | frozenset(("layer_norm",))
 _SUMS = frozenset(("add", "sub"))
 # Copies that keep the row-major order of their elements.
-_COPIES = frozenset(["reshape", "flatten", "unflatten", "view", "squeeze", "unsqueeze", "contiguous", "clone", "to", "detach"])
+_COPIES = frozenset(
+    ("reshape", "flatten", "unflatten", "view", "squeeze", "unsqueeze", "contiguous", "clone", "to", "detach")
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def _complete(graph: Graph, ends: Sequence[tuple[_Trail, Node]]) -> Iterator[Can
 
 
 def _feeds_only(graph: Graph, path: Sequence[Node]) -> bool:
-    for node, following in zip(path, path[1:], strict=False):
+    for node, following in pairwise(path):
         if node.index in graph.output or [n.index for n in graph.consumers(node)] != [following.index]:
             return False
     norm = path[-1]

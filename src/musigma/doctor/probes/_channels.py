@@ -111,9 +111,9 @@ class ChannelMeasure:
     def ratio(self) -> Tensor:
         """(channels,) variance of the examples' means over the variance of all values, between 0 and 1.
 
-        The mean of an example's positions varies by s²; n such means give the channel's mean with the variance
-        s²/n, however much the positions of one example resemble each other. So n examples are worth n/ratio
-        independent values. Without positions the ratio is 1; with one example nothing shows how far examples
+        The mean of an example's positions varies by s²; n such means give the channel's mean with the
+        variance s²/n, however much the positions of one example resemble each other. So n examples are worth
+        n/ratio independent values. Without positions the ratio is 1; with one example nothing shows how far examples
         differ, and it counts as 1.
         """
         if self.count < 2:
@@ -176,7 +176,7 @@ class ChannelMeasure:
 
 
 def training_twin(model: nn.Module, modes: Mapping[str, bool]) -> nn.Module:
-    """The model in the mode in which it trains: itself where it is, else a copy with everything in train mode.
+    """The model in the mode in which it trains: itself where it is in it, else a copy in train mode.
 
     Args:
         model: in whatever mode.
@@ -245,8 +245,8 @@ def _filled(m: Moments) -> Moments:
 def _stored(
     model: nn.Module, before: Mapping[str, Tensor], node: Node, bound: Mapping[str, Any]
 ) -> Stored | None:
-    pair = [bound.get("running_mean"), bound.get("running_var")]
-    if not all(isinstance(t, Tensor) for t in pair):
+    pair = [t for n in ("running_mean", "running_var") if isinstance(t := bound.get(n), Tensor)]
+    if len(pair) != 2:
         return None
     held = {id(b): n for n, b in model.named_buffers(remove_duplicate=False)}
     names = tuple(held[id(t)] for t in pair if id(t) in held)
