@@ -1,7 +1,8 @@
 """Time the normalization layers, forward and backward, against torch.nn in one run.
 
-Each cell first compares outputs and gradients with torch.nn in float64, and is not timed if they differ. Printed are
-the median and the interquartile range of both, the machine and the versions: a claim about speed needs them all.
+Each cell first compares outputs and gradients with torch.nn in float64, and is not timed if they differ.
+Printed are the median and the interquartile range of both, the machine and the versions: a claim about speed
+needs them all.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ def _rules() -> Iterator[tuple[str, str]]:
 def _schemes() -> str:
     schemes = getattr(ms.init, "SCHEMES", {})
     head = "# Schemes\n\nEvery scheme is a function that fills a tensor in place; a generic test samples\n"
-    head += "each and checks the law below within its sampling error.\n\n| function | law | from |\n|---|---|---|\n"
+    head += "each and checks the law below within its sampling error.\n\n"
+    head += "| function | law | from |\n|---|---|---|\n"
     return head + "\n".join(_scheme(s) for s in schemes.values()) + "\n"
 
 
@@ -91,9 +92,7 @@ def _cli() -> str:
         ]
         for parameter in command.params:
             told = (
-                " ".join(parameter.opts)
-                if parameter.param_type_name == "option"
-                else parameter.human_readable_name
+                " ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.name.upper()
             )
             parts.append(f"| `{told}` | {_plain(parameter.help)} |")
         parts.append("")

@@ -83,22 +83,16 @@ def test_public_names_exist(name: str) -> None:
     assert len(set(public)) == len(public)
 
 
-def _is_function(package: Path, module: Path) -> bool:
-    name = ".".join(package.relative_to(ROOT / "src").parts)
-    source = ast.parse((package / "__init__.py").read_text())
-    origins = {a.asname or a.name: n.module for n in ast.walk(source) if isinstance(n, ast.ImportFrom) for a in n.names}
-    # `from musigma.graph import _kinds as kinds` names a module, which is what the attribute then is
-    return origins[module.stem] != name
-
-
 def test_a_module_never_bears_the_name_of_a_function_beside_it() -> None:
     # After `from .record import record`, `package.record` is the function or the module, by import order.
     doubled = []
     for package in sorted((ROOT / "src/musigma").rglob("__init__.py")):
-        nodes = ast.walk(ast.parse(package.read_text()))
-        named = {a.asname or a.name for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names}
+        name = ".".join(package.parent.relative_to(ROOT / "src").parts)
+        imports = [n for n in ast.walk(ast.parse(package.read_text())) if isinstance(n, ast.ImportFrom)]
+        # `from musigma.graph import _kinds as kinds` names a module, which is what the attribute then is
+        named = {a.asname or a.name for n in imports if n.module != name for a in n.names}
         beside = [p for p in package.parent.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()]
-        doubled += [str(p.relative_to(ROOT)) for p in beside if p.stem in named and _is_function(package.parent, p)]
+        doubled += [str(p.relative_to(ROOT)) for p in beside if p.stem in named]
     assert doubled == []
 
 

@@ -97,7 +97,8 @@ def _raised_by_the_model(error: BaseException) -> bool:
 def _what_to_pass(case: _doctor.Case, error: BaseException) -> str:
     said = _target.summary(error)
     if not any(note.startswith("musigma.graph") for note in error.__notes__):
-        return f"the loss raised {said}\nCase.loss is called as loss(output, targets), without targets as loss(output)."
+        called = "loss(output, targets), or loss(output) where there are no targets"
+        return f"the loss raised {said}\nCase.loss is called as {called}."
     return (
         f"{type(case.model).__name__} can't run on Case.inputs: {said}\n"
         "Case.inputs is what the model takes: a tensor, a tuple of arguments or a mapping of keywords."
