@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from musigma.graph import _kinds as kinds
-from musigma.graph._follow import Activation, NormPath, find_activation, find_norm
+from musigma.graph._activations import Activation, find_activation
 from musigma.graph._nodes import UNKNOWN, Buffer, Edge, Input, Node, Parameter, Source
+from musigma.graph._norms import Norm, NormPath, find_norm, find_norms
 from musigma.graph._residual import Branch, find_branches
 
 
@@ -189,7 +190,7 @@ class Graph:
             pending += behind
         return frozenset(found)
 
-    def descendants(self, source: Source | Node | str) -> frozenset[int]:
+    def descendants(self, source: Source | Node | int | str) -> frozenset[int]:
         """Indices of the nodes that depend on a value; a node is not its own descendant."""
         pending = [node.index for node in self.consumers(source)]
         found = set(pending)
@@ -202,7 +203,8 @@ class Graph:
     def following_activation(self, parameter: str) -> Activation | None:
         """The activation that the output of the op using a parameter goes into.
 
-        See `musigma.graph._follow` for what may lie between.
+        May lie between: views, casts, dropout, pooling, norms, biases and scales, and a sum with another
+        signal that goes nowhere but into the activation. A product of two signals ends the way.
 
         Args:
             parameter: qualified name, as in `model.named_parameters()`.
@@ -238,6 +240,10 @@ class Graph:
         """Like `norm_after(only=False)`, with the nodes between and whether nothing else is fed."""
         return find_norm(self, parameter)
 
+    def norms(self) -> tuple[Norm, ...]:
+        """Every normalization in execution order, those written out in arithmetic included."""
+        return self._norms
+
     def residual_branches(self) -> tuple[Branch, ...]:
         """Every sum of a skip path and a branch, in execution order of the sums."""
         return self._branches
@@ -262,6 +268,10 @@ class Graph:
     @cached_property
     def _canonical(self) -> dict[str, str]:
         return {name: group[0] for group in self.parameters for name in group}
+
+    @cached_property
+    def _norms(self) -> tuple[Norm, ...]:
+        return find_norms(self)
 
     @cached_property
     def _branches(self) -> tuple[Branch, ...]:

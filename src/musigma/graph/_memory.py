@@ -8,13 +8,13 @@ region since the tensor was made.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from musigma.graph._nodes import UNKNOWN, Buffer, Edge, Input, Parameter, Source
+from musigma.graph._nodes import UNKNOWN, Buffer, Edge, Input, Parameter, Source, Unknown
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,17 @@ Root = Input | Parameter | Buffer
 
 @dataclass(frozen=True)
 class _Write:
-    when: int
+    when: float
     region: Region | None
-    edge: Edge
+    source: Edge | Unknown
+
+
+@dataclass
+class _Exposed:
+    """Memory that others than torch can write: what was in it when torch last wrote."""
+
+    tensor: Tensor
+    values: Tensor
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,10 @@ class Memory:
         self._by_identity: dict[int, _Known] = {}
         self._writes: dict[Hashable, list[_Write]] = {}
         self._made: dict[int, tuple[int, Edge]] = {}
+        self._exposed: dict[Hashable, list[_Exposed]] = {}
+        self._clock = -1
+        self._unwritten: set[int] = set()
+        self._live: set[int] = set()
         self._behind: dict[tuple[int, int], Source] = {}
         self._alive: list[object] = []
 
@@ -120,6 +132,7 @@ class Memory:
 
     def source(self, tensor: Tensor) -> Source:
         """Where the tensor's present values come from."""
+        self._look(_key(tensor))
         made_at, made = self._made.get(id(tensor), (-1, None))
         written = self._last_write(tensor, since=made_at)
         if written is not None:
@@ -143,8 +156,29 @@ class Memory:
         """The last write anywhere in the tensor's storage, else its root."""
         key = _key(tensor)
         if self._writes.get(key):
-            return self._writes[key][-1].edge
+            return self._writes[key][-1].source
         return self._roots[key][0].root if key in self._roots else None
+
+    def is_live(self, source: Source) -> bool:
+        """Whether a value depends on an input or on something unknown."""
+        return int(source) in self._live if isinstance(source, Edge) else isinstance(source, Input | Unknown)
+
+    def is_unwritten(self, source: Source) -> bool:
+        """Whether a value is memory that nobody has filled yet."""
+        return isinstance(source, Edge) and int(source) in self._unwritten
+
+    def ran(self, index: int, sources: Iterable[Source], *, unwritten: bool = False) -> None:
+        """Note that a node ran on these sources."""
+        if unwritten:
+            self._unwritten.add(index)
+        self._clock = index
+        if any(map(self.is_live, sources)):
+            self._live.add(index)
+
+    def expose(self, tensor: Tensor) -> None:
+        """Note that a tensor's memory was handed out (`x.numpy()`), where a write leaves no trace."""
+        if not tensor.is_meta:
+            self._exposed.setdefault(_key(tensor), []).append(_Exposed(tensor, tensor.detach().clone()))
 
     def behind(self, source: Source) -> Source:
         """The last write, or root, that a chain of views starts from."""
@@ -156,22 +190,33 @@ class Memory:
         """Note that a node made the tensor object, and whether it wrote its memory too."""
         self.keep(tensor)
         if not written:
-            self._behind[edge.key] = self.state(tensor) or UNKNOWN
+            state = self.state(tensor)
+            self._behind[edge.key] = UNKNOWN if state is None else state
         self._made[id(tensor)] = (int(edge), edge)
         if written:
-            self._writes.setdefault(_key(tensor), []).append(_Write(int(edge), Region.of(tensor), edge))
+            key = _key(tensor)
+            self._writes.setdefault(key, []).append(_Write(int(edge), Region.of(tensor), edge))
+            for exposed in self._exposed.get(key, ()):
+                exposed.values = exposed.tensor.detach().clone()
 
     def share(self, first: Tensor, second: Tensor) -> bool:
         """Whether two tensors live in one storage."""
         return _key(first) == _key(second)
 
-    def _last_write(self, tensor: Tensor, since: int) -> Edge | None:
+    def _look(self, key: Hashable) -> None:
+        for exposed in self._exposed.get(key, ()):
+            if not _identical(exposed.tensor.detach(), exposed.values):
+                write = _Write(self._clock + 0.5, Region.of(exposed.tensor), UNKNOWN)
+                self._writes.setdefault(key, []).append(write)
+                exposed.values = exposed.tensor.detach().clone()
+
+    def _last_write(self, tensor: Tensor, since: int) -> Edge | Unknown | None:
         region = Region.of(tensor)
         for write in reversed(self._writes.get(_key(tensor), [])):
             if write.when <= since:
                 return None
             if region is None or write.region is None or region.overlaps(write.region):
-                return write.edge
+                return write.source
         return None
 
     def _known(self, tensor: Tensor) -> list[_Known]:
@@ -193,3 +238,8 @@ def _key(tensor: Tensor) -> Hashable:
         return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):
         return ("object", id(tensor))  # sparse and other layouts that own no storage of their own
+
+
+def _identical(left: Tensor, right: Tensor) -> bool:
+    # Bit for bit, so that NaN equals NaN.
+    return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))

@@ -56,9 +56,11 @@ class ModuleStack:
             if self._ours(module):
                 self._push(module)
 
-        def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        def leave(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
             if not self._ours(module):
                 return
+            # Of a forward that failed torch passes no keyword arguments, and None for its result.
+            kwargs, result = rest if len(rest) == 2 else ({}, rest[0])
             # A module whose pre-hook failed leaves its frame behind: unwind down to the one that ends.
             while self._frames and self._frames[-1].module is not module:
                 self._frames.pop()

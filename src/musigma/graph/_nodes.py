@@ -111,6 +111,30 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Slot:
+    """The place of a tensor in a recipe."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to run an elementwise op again: its function and arguments, with slots where tensors stood.
+
+    Attributes:
+        target: the function, as torch spells it.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        operands: what stood in each slot: a source, or the number that a constant tensor held everywhere.
+    """
+
+    target: str
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    operands: tuple[Source | float, ...]
+
+
+@dataclass(frozen=True)
 class Node:
     """One call of one op.
 
@@ -130,6 +154,7 @@ class Node:
         writes: names of the arguments whose memory this call changed.
         view: the result shares the memory of an argument, and nothing was written.
         target: the function that ran, as torch spells it (`torch.nn.functional.relu`).
+        recipe: for elementwise ops what it takes to run them again.
     """
 
     index: int
@@ -146,6 +171,7 @@ class Node:
     writes: tuple[str, ...] = ()
     view: bool = False
     target: str = ""
+    recipe: Recipe | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", MappingProxyType(dict(self.arguments)))

@@ -30,7 +30,7 @@ _QUESTIONS: Final = kinds.ops("""
     size dim shape dtype device numel ndim stride layout names itemsize nbytes nelement ndimension
     is_cuda is_cpu is_meta is_xpu is_mps is_nested is_sparse is_quantized is_complex
     is_floating_point is_contiguous is_leaf is_conj is_neg is_inference is_tensor requires_grad
-    grad_fn get_device element_size storage_offset data_ptr untyped_storage __len__ __repr__
+    grad_fn get_device element_size storage_offset untyped_storage __len__ __repr__
     __str__ __format__ __hash__ _version _set_grad_enabled _is_view output_nr
     """)
 
@@ -99,8 +99,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
-        elif isinstance(inner := model.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
-            model = inner
+        elif type(model).__name__ == "OptimizedModule":  # importing its class would import dynamo
+            model = model.get_submodule("_orig_mod")
         else:
             return model
 
@@ -182,8 +182,8 @@ class _Recorder(TorchFunctionMode):
         with torch._C.DisableTorchFunctionSubclass():
             call.finish(result)
             node = self._add(call, self._stack.innermost) if call.is_op() else None
-        if node is not None and self._listen is not None:
-            self._listen(node, args, kwargs, call.outputs)
+        if node is not None:
+            self._hear(node, args, kwargs, call.outputs)
         return result
 
     def _add(self, call: Call, frame: Frame) -> Node:
@@ -203,14 +203,19 @@ class _Recorder(TorchFunctionMode):
 
     def _after_module(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         # A script module runs in an interpreter that no mode sees: it is one op, of all its parameters.
-        if isinstance(frame.module, torch.jit.ScriptModule):
-            named = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
-            named |= dict(frame.module.named_parameters())
-            named |= dict(frame.module.named_buffers())
+        if not isinstance(frame.module, torch.jit.ScriptModule):
+            return
+        named = {"input" if index == 0 else str(index): value for index, value in enumerate(args)}
+        named |= {**kwargs, **dict(frame.module.named_parameters()), **dict(frame.module.named_buffers())}
+        with torch._C.DisableTorchFunction():  # of modes too: nobody but us may see the bookkeeping
             call = Call("script", frame.module_type, named, self._memory)
             call.finish(result)
             if call.is_op():
-                self._add(call, frame)
+                self._hear(self._add(call, frame), args, kwargs, call.outputs)
+
+    def _hear(self, node: Node, args: Any, kwargs: dict[str, Any], outputs: tuple[Tensor, ...]) -> None:
+        if self._listen is not None:
+            self._listen(node, args, kwargs, outputs)
 
 
 def _grouped(named: Iterable[tuple[str, Tensor]]) -> list[tuple[Tensor, tuple[str, ...]]]:

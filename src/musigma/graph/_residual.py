@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from musigma.graph import _kinds as kinds
 from musigma.graph._nodes import UNKNOWN, Edge, Node, Source
@@ -24,6 +24,9 @@ class Branch:
         nodes: the branch from start to end, in execution order, `end` included.
         last_parameter: the weight of the branch's last weight layer, None if it has none.
         skip: the nodes on the skip path: empty for the identity, a projection and its norm otherwise.
+        norms: the results of the normalizations inside the branch, also of those written out.
+        scalings: the products with something that doesn't depend on the example (LayerScale, ReZero,
+            `0.1 * branch`) after the last weight layer.
     """
 
     start: Source
@@ -32,11 +35,8 @@ class Branch:
     nodes: tuple[Node, ...]
     last_parameter: str | None
     skip: tuple[Node, ...]
-
-    @property
-    def norms(self) -> tuple[Node, ...]:
-        """The normalizations inside the branch."""
-        return tuple(node for node in self.nodes if node.op in kinds.NORMS)
+    norms: tuple[Node, ...]
+    scalings: tuple[Node, ...]
 
 
 def find_branches(graph: Graph) -> tuple[Branch, ...]:
@@ -79,11 +79,34 @@ def _between(graph: Graph, add: Node, skip: Source, end: Source, known: dict[int
     reach = _sources_behind(graph, end)
     for start, path in _skip_paths(graph, skip, known):
         if _token(start) in reach and _token(start) != _token(end) and not _is_whole_number(graph, start):
-            nodes = _nodes_between(graph, start, end)
-            if _is_branch(graph, nodes, path):
-                return Branch(start, graph.nodes[end], add, nodes, _last_weight(graph, nodes), path)
+            begin = _origin(graph, start)
+            if _is_branch(graph, _nodes_between(graph, begin, end), path):
+                return _made(graph, add, begin, end, path)
             return None
     return None
+
+
+# They may return their very argument, which then can't be told from its source.
+_SAME: Final = kinds.ops("to contiguous alias") | kinds.DROPOUTS
+
+
+def _origin(graph: Graph, start: Source) -> Source:
+    while isinstance(start, Edge) and graph.nodes[start].op in _SAME and graph.nodes[start].view:
+        start = graph.nodes[start].inputs[0]
+    return start
+
+
+def _made(graph: Graph, add: Node, start: Source, end: Edge, skip: tuple[Node, ...]) -> Branch:
+    nodes = _nodes_between(graph, start, end)
+    inside = {node.index for node in nodes}
+    after = max((node.index for node in nodes if graph.weights(node)), default=-1)
+    scalings = tuple(n for n in nodes if n.index > after and _is_scaling(graph, n))
+    norms = tuple(norm.node for norm in graph.norms() if norm.node.index in inside)
+    return Branch(start, graph.nodes[end], add, nodes, _last_weight(graph, nodes), skip, norms, scalings)
+
+
+def _is_scaling(graph: Graph, node: Node) -> bool:
+    return node.op in kinds.SCALINGS and sum(map(graph.is_live, node.inputs)) == 1
 
 
 def _token(source: Source) -> object:
@@ -104,7 +127,7 @@ def _is_whole_number(graph: Graph, source: Source) -> bool:
     return bool(readers) and all(reader.op in kinds.EMBEDDINGS for reader in readers)
 
 
-_QUIET = (
+_QUIET: Final = (
     (kinds.VIEWS - frozenset(("chunk", "split", "unbind", "tensor_split", "select")))
     | kinds.DROPOUTS
     | kinds.POOLINGS
@@ -112,8 +135,8 @@ _QUIET = (
     | kinds.UPSAMPLINGS
     | (kinds.NORMS - kinds.ADDITIONS)
 )
-_SCALED = kinds.SCALINGS | kinds.ADDITIONS | kinds.SUBTRACTIONS
-_PROJECTIONS = kinds.CONVOLUTIONS | kinds.TRANSPOSED_CONVOLUTIONS | kinds.PRODUCTS
+_SCALED: Final = kinds.SCALINGS | kinds.ADDITIONS | kinds.SUBTRACTIONS
+_PROJECTIONS: Final = kinds.CONVOLUTIONS | kinds.TRANSPOSED_CONVOLUTIONS | kinds.PRODUCTS
 
 
 def _skip_paths(
@@ -151,13 +174,16 @@ def _work(graph: Graph, nodes: tuple[Node, ...]) -> int:
     return sum(bool(graph.weights(node)) for node in nodes)
 
 
-_WORKING = kinds.NORMS | kinds.ATTENTIONS | kinds.POOLINGS | kinds.RECURRENT
+_WORKING: Final = kinds.NORMS | kinds.ATTENTIONS | kinds.POOLINGS | kinds.RECURRENT
 
 
 def _is_branch(graph: Graph, nodes: tuple[Node, ...], skip: tuple[Node, ...]) -> bool:
     if _work(graph, skip):
         return _work(graph, nodes) > _work(graph, skip)
-    return any(node.op in _WORKING or graph.weights(node) for node in nodes)
+    inside = {node.index for node in nodes}
+    return any(node.op in _WORKING or graph.weights(node) for node in nodes) or any(
+        norm.node.index in inside for norm in graph.norms()
+    )
 
 
 def _nodes_between(graph: Graph, start: Source, end: Edge) -> tuple[Node, ...]:

@@ -1,0 +1,259 @@
+"""Which activation follows a layer, also one that is written out in elementwise arithmetic."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch.nn.functional as F
+
+from musigma.graph import _kinds as kinds
+from musigma.graph._nodes import Edge, Node
+from musigma.graph._recognize import Elementwise, bends, recognize
+from musigma.graph._replay import Function, can_rerun
+
+if TYPE_CHECKING:
+    from musigma.graph._graph import Graph
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The activation behind a layer.
+
+    Attributes:
+        name: `relu`, `leaky_relu`, `gelu`, ...; what arithmetic computes is named by its values where
+            they are a known activation's (`x * sigmoid(x)` is `silu`, `x.clamp(min=0)` is `relu`), else
+            by its ops: `sin*square`.
+        node: the node that gives the result, scale included.
+        kwargs: its numbers, such as `{"negative_slope": 0.2}`.
+        fn: the activation, and the constant scale that directly follows it, as a function of one tensor;
+            None where it takes more (glu, or a PReLU whose slopes differ).
+        use: the node that used the parameter.
+        between: the nodes between use and activation, in execution order.
+        nodes: the nodes that the activation consists of, `node` last.
+        only: whether the layer's output goes nowhere else.
+    """
+
+    name: str
+    node: Node
+    kwargs: Mapping[str, object]
+    fn: Elementwise | None
+    use: Node
+    between: tuple[Node, ...]
+    nodes: tuple[Node, ...]
+    only: bool
+
+
+def find_activation(graph: Graph, parameter: str) -> Activation | None:
+    """The nearest activation behind the first use of a parameter that has one.
+
+    May lie between: views, casts, dropout, pooling, padding, upsampling, norms, sums with and products
+    by something that doesn't depend on the example (a bias, a scale), and a sum with another signal if
+    that sum goes nowhere but into the activation (the end of a ResNet block; not the stream of a
+    pre-norm Transformer, which many layers add to). A product of two signals ends the way: in
+    `silu(gate(x)) * up(x)` the gate is followed by silu and `up` by nothing. Softmax is no activation
+    in this sense. Of several readers the one that ran first counts, and `only` is False.
+    """
+    for use in graph.uses(parameter):
+        found = _search(graph, use)
+        if found is not None:
+            return found
+    return None
+
+
+def _search(graph: Graph, use: Node) -> Activation | None:
+    pending: list[tuple[int, int]] = [(use.index, output) for output in range(len(use.outputs))]
+    came_from: dict[int, tuple[int, int]] = {}
+    while pending:
+        key = heapq.heappop(pending)
+        edge = Edge(*key)
+        core = _activation_at(graph, edge)
+        if core:
+            return _made(graph, use, edge, core, came_from)
+        for reader in graph.consumers(edge):
+            if reader.index not in came_from and _carries(graph, reader):
+                came_from[reader.index] = key
+                for output in range(len(reader.outputs)):
+                    heapq.heappush(pending, (reader.index, output))
+    return None
+
+
+def _made(
+    graph: Graph,
+    use: Node,
+    edge: Edge,
+    core: tuple[Node, ...],
+    came_from: Mapping[int, tuple[int, int]],
+) -> Activation:
+    nodes = _with_scale(graph, edge, core)
+    name, kwargs = _name(edge, core, nodes)
+    between, step = [], int(edge)
+    while step != use.index:
+        between.append(graph.nodes[step])
+        step = came_from[step][0]
+    between.reverse()
+    way = [use, *between]
+    inside = {node.index for node in nodes}
+    only = _feeds_only(graph, edge, inside) and all(
+        _feeds_only(graph, Edge(node.index, output), {after.index})
+        for node, after in zip(way, between, strict=False)
+        for output in range(len(node.outputs))
+    )
+    return Activation(name, nodes[-1], kwargs, _function(edge, nodes), use, tuple(between), nodes, only)
+
+
+def _name(edge: Edge, core: tuple[Node, ...], nodes: tuple[Node, ...]) -> tuple[str, dict[str, object]]:
+    scaled = all(node.op in _AFFINE for node in nodes[len(core) :])
+    if len(core) == 1 and _is_named(core[0]) and scaled:
+        return core[0].op, _numbers(core[0])
+    function = _function(edge, nodes)
+    known = None if function is None else recognize(function)
+    if known is None and scaled and nodes != core:
+        return _name(edge, core, core)  # a constant scale leaves an activation its name
+    return known or ("*".join(node.op for node in nodes), {})
+
+
+def _feeds_only(graph: Graph, edge: Edge, readers: set[int]) -> bool:
+    return not _returned(graph, edge) and all(node.index in readers for node in graph.consumers(edge))
+
+
+def _returned(graph: Graph, edge: Edge) -> bool:
+    return any(isinstance(source, Edge) and source.key == edge.key for source in graph.output)
+
+
+def _activation_at(graph: Graph, edge: Edge) -> tuple[Node, ...]:
+    """The elementwise nodes that take in all of a value and bend it; else an activation that reads it too."""
+    whole = _whole(graph, edge)
+    if whole and bends(Function(whole, edge)):
+        return whole
+    direct = [node for node in graph.consumers(edge) if _is_named(node) and _reads_as_signal(node, edge)]
+    return (direct[0],) if direct and not (whole or _is_part(graph, edge, direct[0])) else ()
+
+
+def _whole(graph: Graph, edge: Edge) -> tuple[Node, ...]:
+    """The smallest set of elementwise nodes that takes in all of a value and has one result."""
+    if _returned(graph, edge):
+        return ()
+    region = list(_region(graph, edge))
+    for count in range(1, len(region) + 1):
+        inside = _behind(graph, region[:count])
+        indices = {node.index for node in inside}
+        if _feeds_only(graph, edge, indices) and all(
+            _feeds_only(graph, Edge(node.index), indices) for node in inside[:-1]
+        ):
+            return inside
+    return ()
+
+
+# No activation is written in more steps than this; mish in exp, log, tanh and mul takes six.
+_LONGEST: Final = 24
+
+
+def _region(graph: Graph, edge: Edge) -> Iterator[Node]:
+    """The elementwise nodes that depend on one value alone, in execution order."""
+    known: dict[object, object] = {edge.key: None}
+    pending = [node.index for node in graph.consumers(edge)]
+    seen = set(pending)
+    heapq.heapify(pending)
+    while pending and len(known) <= _LONGEST:
+        node = graph.nodes[heapq.heappop(pending)]
+        if not can_rerun(node, known):
+            continue
+        known[(node.index, 0)] = None
+        yield node
+        for reader in graph.consumers(node):
+            if reader.index not in seen:
+                seen.add(reader.index)
+                heapq.heappush(pending, reader.index)
+
+
+def _behind(graph: Graph, region: list[Node]) -> tuple[Node, ...]:
+    """The nodes of a region that its last one depends on, itself included."""
+    needed = {region[-1].index}
+    for node in reversed(region):
+        if node.index in needed:
+            needed |= {int(source) for source in node.inputs if isinstance(source, Edge)}
+    return tuple(node for node in region if node.index in needed)
+
+
+_SHAPERS: Final = frozenset(("square", "pow", "mul", "div", "add", "sub", "neg"))
+
+
+def _with_scale(graph: Graph, edge: Edge, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Take in what is done to the activation's result before anyone else sees it: `relu(x) ** 2`."""
+    while True:
+        result = Edge(nodes[-1].index)
+        readers = graph.consumers(result)
+        known = {edge.key: None} | {(node.index, 0): None for node in nodes}
+        if len(readers) != 1 or readers[0].op not in _SHAPERS or not can_rerun(readers[0], known):
+            return nodes
+        if not _feeds_only(graph, result, {readers[0].index}):
+            return nodes
+        nodes = (*nodes, readers[0])
+
+
+def _is_part(graph: Graph, edge: Edge, activation: Node) -> bool:
+    """Whether an activation's result meets its own argument again, as sigmoid does in `x * sigmoid(x)`."""
+    return any(
+        source.key == edge.key
+        for reader in graph.consumers(activation)
+        for source in reader.inputs
+        if isinstance(source, Edge) and reader.op in kinds.SCALINGS
+    )
+
+
+def _is_named(node: Node) -> bool:
+    return node.op in kinds.ACTIVATIONS
+
+
+def _reads_as_signal(node: Node, edge: Edge) -> bool:
+    signal = node.arguments.get("input", ())
+    return any(isinstance(source, Edge) and source.key == edge.key for source in signal)
+
+
+def _function(edge: Edge, nodes: tuple[Node, ...]) -> Elementwise | None:
+    if nodes[0].op == "rrelu" and len(nodes) == 1:  # its slopes are drawn: the mean slope stands for them
+        lower, upper = float(nodes[0].options["lower"]), float(nodes[0].options["upper"])  # type: ignore[arg-type]
+        return lambda x: F.leaky_relu(x, (lower + upper) / 2)
+    known: dict[object, object] = {edge.key: None}
+    for node in nodes:
+        if node.op in kinds.GATES or not can_rerun(node, known):
+            return None
+        known[(node.index, 0)] = None
+    return Function(nodes, edge)
+
+
+_CARRIERS: Final = (
+    kinds.VIEWS | kinds.DROPOUTS | kinds.POOLINGS | kinds.UPSAMPLINGS | kinds.PADDINGS | kinds.NORMS
+) - kinds.ADDITIONS
+_AFFINE: Final = kinds.SCALINGS | kinds.SUBTRACTIONS | frozenset(("add",))
+
+
+def _carries(graph: Graph, node: Node) -> bool:
+    if node.op in _CARRIERS:
+        return True
+    signals = sum(graph.is_live(source) for source in node.inputs)
+    if node.op in _AFFINE and signals == 1:
+        return True
+    return node.op in kinds.ADDITIONS and _ends_in_activation(graph, node)
+
+
+def _ends_in_activation(graph: Graph, node: Node) -> bool:
+    """Whether a sum goes into one activation and nowhere else."""
+    while True:
+        edge = Edge(node.index)
+        if _activation_at(graph, edge):
+            return bool(_whole(graph, edge)) or len(graph.consumers(edge)) == 1
+        readers = graph.consumers(edge)
+        if len(readers) != 1 or readers[0].op not in _CARRIERS or _returned(graph, edge):
+            return False
+        (node,) = readers
+
+
+_SWITCHES: Final = frozenset(("inplace", "training", "dim", "dtype"))
+
+
+def _numbers(node: Node) -> dict[str, object]:
+    return {name: value for name, value in node.options.items() if name not in _SWITCHES}
