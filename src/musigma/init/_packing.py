@@ -1,8 +1,5 @@
 """Tensors that hold several weight matrices stacked along their first dimension."""
 
-from collections.abc import Callable, Sequence
-
-import torch
 from torch import Tensor, nn
 
 # PyTorch's documented orders of the stacked pieces.
@@ -120,56 +117,3 @@ def own_tensor(module: nn.Module, name: str) -> Tensor:
     names = [n for n, p in module.named_parameters(recurse=False) if p is not None]
     hint = f"try one of {names}" if names else "it has no parameters of its own; pass one of its children"
     raise AttributeError(f"{type(module).__name__} must have a tensor named {name!r}, but has none; {hint}")
-
-
-def per_block(scheme: Callable[..., object], parts: int | Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """A scheme that treats each of several stacked matrices by itself, for packed weights musigma can't know.
-
-    Formula: W = [W₁; W₂; …] along dim 0; the scheme is called with each Wᵢ.
-
-    Args:
-        scheme: what to call with every piece, such as `orthogonal_` or a `functools.partial` of it.
-        parts: the number of equal pieces, or the rows of each piece (grouped-query attention has
-            unequal ones).
-
-    Returns:
-        A function of a tensor, to be used as a rule in `apply` or by itself.
-
-    Raises:
-        ValueError: when called, if the first dimension can't be cut that way.
-
-    Example:
-        >>> qkv = torch.empty(12, 4)                      # three 4×4 projections in one tensor
-        >>> w = per_block(torch.nn.init.eye_, 3)(qkv)
-        >>> bool((w[4:8] == torch.eye(4)).all())
-        True
-
-    References:
-        pytorch/pytorch#166378 (a packed weight counted as one matrix).
-    """
-    if isinstance(parts, int) and parts < 1:
-        raise ValueError(f"parts ({parts}) must be at least 1; pass the number of stacked matrices")
-
-    def fill(w: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        sizes = _sizes(w, parts)
-        keywords = {} if generator is None else {"generator": generator}
-        for piece in w.detach().split(sizes):
-            scheme(piece, **keywords)
-        return w
-
-    fill.__name__ = f"per_block({getattr(scheme, '__name__', scheme)}, {parts})"
-    return fill
-
-
-def _sizes(w: Tensor, parts: int | Sequence[int]) -> list[int]:
-    rows = w.shape[0] if w.dim() else 0
-    if isinstance(parts, int):
-        if rows % parts:
-            raise ValueError(
-                f"the first dimension ({rows}) must be divisible by parts ({parts}); "
-                f"for unequal pieces pass their row counts"
-            )
-        return [rows // parts] * parts
-    if sum(parts) != rows:
-        raise ValueError(f"the pieces {list(parts)} must add up to the first dimension ({rows})")
-    return list(parts)

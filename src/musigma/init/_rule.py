@@ -40,7 +40,7 @@ class Rule:
 
         Args:
             w: filled in place.
-            generator: a CPU generator.
+            generator: a CPU generator; the numbers used up are used up in it.
             keywords: further keywords that the scheme accepts.
         """
         if "generator" in self.open:
@@ -50,6 +50,7 @@ class Rule:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.set_state(generator.get_state())
             self.call(w, **keywords)
+            generator.set_state(torch.default_generator.get_state())
 
 
 def make_rule(pattern: str, scheme: SchemeLike) -> Rule:

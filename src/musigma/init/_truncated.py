@@ -181,8 +181,8 @@ def truncated_normal_(
     least, greatest = _inside(first, last, w.dtype)
     # Probabilities near 1 have no digits left: work in the lower tail, where they are near 0.
     flip = alpha > 0
-    ends = torch.tensor([-beta, -alpha] if flip else [alpha, beta], dtype=torch.float64)
-    below, above = torch.special.ndtr(ends).tolist()
+    # (torch.special.ndtr is 0 below −8.4; erfc is not.)
+    below, above = (math.erfc(-z / math.sqrt(2)) / 2 for z in ((-beta, -alpha) if flip else (alpha, beta)))
     sign = -sigma if flip else sigma
     tiny, last_below_one = torch.finfo(torch.float64).tiny, 1 - 2.0**-53
 
