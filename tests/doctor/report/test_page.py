@@ -22,6 +22,7 @@ from torch import nn
 from musigma.doctor import Finding, Report, examine
 from musigma.doctor.report import to_html, write_html
 from musigma.doctor.report._figures import Series, histograms, merged, profile
+from musigma.doctor.report._html import script_json
 from musigma.doctor.report._training import comparison_rows
 
 NASTY = "</script><script>throw 1</script><!--<img src=x onerror=alert(1)>\"'&\u2028"
@@ -286,3 +287,10 @@ def test_a_browser_draws_every_plot_without_complaint(tmp_path: Path, scheme: st
     assert len(re.findall(r'<path class="js-line"', dom)) >= 10
     assert re.search(r'id="no-plots"[^>]*hidden', dom)
     assert "&lt;b&gt;&amp;amp;" in dom
+
+
+def test_data_for_the_script_can_not_end_it() -> None:
+    written = script_json("data", {"name": NASTY})
+    body = written.removeprefix('<script type="application/json" id="data">').removesuffix("</script>")
+    assert "<" not in body
+    assert json.loads(body) == {"name": NASTY}
