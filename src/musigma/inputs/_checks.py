@@ -64,9 +64,9 @@ def as_weights(sample_weight: Any, data: Data) -> Tensor | None:
         return None
     given = as_data(sample_weight)
     n = data.shape[0]
-    if given.shape != (n,):
+    if given.shape not in ((), (n,)):
         raise ValueError(f"sample_weight must have shape ({n},), one weight per example; got {given.shape}")
-    weights = given.block(slice(0, n)).detach().to(torch.float64)
+    weights = given.block(...).detach().to(torch.float64).expand(n)
     bad = (~(weights.isfinite() & (weights >= 0))).nonzero().reshape(-1).tolist()
     if bad:
         raise ValueError(

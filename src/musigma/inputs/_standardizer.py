@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, Literal
 
 import numpy as np
@@ -110,7 +111,8 @@ class Standardizer(Fitted):
                 iterable of batches, read once, one batch in memory at a time. A batch is an array, a tuple
                 or list that starts with one (inputs, targets), or a dict.
             y: ignored, for scikit-learn's pipelines.
-            sample_weight: (n,), one non-negative weight per example; 0 is as if the example were not there.
+            sample_weight: (n,), one non-negative weight per example, or a number for all; 0 is as if the
+                example were not there.
             mask: boolean, broadcastable to x; True takes part.
             key: where the inputs are in a batch: a key of a dict, an index of a tuple.
 
@@ -133,7 +135,8 @@ class Standardizer(Fitted):
                 raise ValueError(
                     "sample_weight and mask belong to one array; give them to partial_fit, batch by batch"
                 )
-            learned = self._stream(batches(x, key))
+            with closing(batches(x, key)) as arrays:
+                learned = self._stream(arrays)
         self._learned = learned
         return self
 
@@ -241,10 +244,9 @@ class Standardizer(Fitted):
 
     @staticmethod
     def _nothing(data: Data, sample_weight: Any) -> str:
-        if len(data.array) == 0:
-            return (
-                f"Found array with 0 sample(s) (shape={data.shape}) while a minimum of 1 is required by fit."
-            )
+        if 0 in data.shape:
+            what = "0 sample(s)" if data.shape[0] == 0 else "no values"
+            return f"Found array with {what} (shape={data.shape}) while a minimum of 1 is required by fit."
         if sample_weight is not None:
             return "the weights sum to 0 (total weight 0), so no example takes part"
         return "the mask is False everywhere, so no value takes part"
