@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from musigma.inputs._batches import Key, batches, inputs_of
 from musigma.inputs._checks import (
     as_mask,
     as_weights,
+    check_parameters,
     feature_shape,
     kept_dims,
     refuse_infinite,
@@ -191,7 +192,8 @@ class Standardizer(Fitted):
                 continue
             mine, theirs = merged._learned, part._learned
             require_features(theirs.shape, mine.shape, "the Standardizer to merge")
-            merged._learned = Learned(mine.tally + theirs.tally, mine.shape, mine.numpy)
+            with _named_overflow(mine.shape, None):
+                merged._learned = Learned(mine.tally + theirs.tally, mine.shape, mine.numpy)
         return merged
 
     def _stream(self, arrays: Iterator[Any]) -> Learned:
@@ -218,8 +220,7 @@ class Standardizer(Fitted):
         """What is known after one more array; self is not touched."""
         dims = kept_dims(self.axis, data)
         shape = feature_shape(data, dims)
-        if self.missing not in ("keep", "raise"):
-            raise ValueError(f'missing must be "keep" or "raise", got {self.missing!r}')
+        check_parameters(self.missing, self.clip)
         numpy = not isinstance(data.array, Tensor)
         total = Tally.empty(feature_count(shape))
         if before is not None:
@@ -233,13 +234,8 @@ class Standardizer(Fitted):
             refuse_infinite(flat, weight, shape, data.columns)
             if self.missing == "raise":
                 refuse_missing(flat, weight, shape, data.columns)
-            try:
+            with _named_overflow(shape, data.columns):
                 total = total + tally(flat, weight)
-            except OverflowError as error:
-                which = labels(error.args[0], shape, data.columns)
-                raise ValueError(
-                    f"the values of {which} lie further apart than float64 reaches; divide them by 2"
-                ) from None
         return Learned(total, shape, numpy)
 
     @staticmethod
@@ -335,6 +331,18 @@ class Standardizer(Fitted):
         refuse_infinite(flat, None, shape, columns)
         if self.missing == "raise":
             refuse_missing(flat, None, shape, columns)
+
+
+@contextmanager
+def _named_overflow(shape: tuple[int, ...], columns: list[str] | None) -> Iterator[None]:
+    """Say which features a tally could not hold."""
+    try:
+        yield
+    except OverflowError as error:
+        which = labels(error.args[0], shape, columns)
+        raise ValueError(
+            f"the values of {which} lie further apart than float64 reaches; divide them by 2"
+        ) from None
 
 
 def _features_last(x: Tensor, dims: tuple[int, ...]) -> Tensor:

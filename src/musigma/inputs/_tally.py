@@ -50,7 +50,12 @@ class Tally:
         return cls(zero, zero, torch.ones_like(zero), Moments(zero, zero, zero), none, 0, 0.0)
 
     def __add__(self, other: Tally) -> Tally:
-        """Both sets together, around self's pivots (other's where self has seen nothing)."""
+        """Both sets together, around self's pivots (other's where self has seen nothing).
+
+        Raises:
+            OverflowError: two values of a feature are further apart than float64 reaches. Its only argument
+                is the tensor of such features.
+        """
         mine = self.moments.count > 0
         high, low = torch.where(mine, self.high, other.high), torch.where(mine, self.low, other.low)
         means = [part._mean_around(high, low) for part in (self, other)]
@@ -60,11 +65,13 @@ class Tally:
         for part, mean in zip((self, other), means, strict=True):
             ratio = torch.where(part.moments.m2 > 0, part.unit / unit, 0.0)
             merged.append(Moments(part.moments.count, mean / unit, part.moments.m2 * ratio.square()))
+        total = Moments.merge(merged)
+        _require_finite(total)
         return Tally(
             high,
             low,
             unit,
-            Moments.merge(merged),
+            total,
             self.terms + other.terms,
             self.positions + other.positions,
             max(self.resolution, other.resolution),
@@ -123,8 +130,7 @@ def tally(x: Tensor, weight: Tensor | None) -> Tally:
         weight: (values, features), boolean or float64, all at least 0; what has weight 0 is not looked at.
 
     Raises:
-        OverflowError: two values of a feature are further apart than float64 reaches. Its only argument is
-            the tensor of such features.
+        OverflowError: as in merging.
     """
     features = x.shape[1]
     positions = x.numel() if weight is None else int((weight != 0).sum())
@@ -137,9 +143,7 @@ def tally(x: Tensor, weight: Tensor | None) -> Tally:
     high, low = split_integers(x) if wide else (x.to(torch.float64), x.new_zeros((), dtype=torch.float64))
     pivot, pivot_low = (_first(part, weight) for part in (high, low.expand_as(high)))
     m, unit = _moments((high - pivot) + (low - pivot_low), weight)
-    bad = ~(m.mean.isfinite() & m.m2.isfinite())
-    if bad.any():
-        raise OverflowError(bad.cpu())
+    _require_finite(m)
     terms = torch.full_like(pivot, len(x)) if weight is None else (weight != 0).sum(0)
     seen = terms > 0
     return Tally(
@@ -151,6 +155,12 @@ def tally(x: Tensor, weight: Tensor | None) -> Tally:
         positions=positions,
         resolution=torch.finfo(x.dtype).eps if floating else 0.0,
     )
+
+
+def _require_finite(m: Moments) -> None:
+    bad = ~(m.mean.isfinite() & m.m2.isfinite())
+    if bad.any():
+        raise OverflowError(bad.cpu())
 
 
 def _moments(deviations: Tensor, weight: Tensor | None) -> tuple[Moments, Tensor]:
