@@ -29,10 +29,11 @@ app.command("env")(env)
 app.command("demo")(demo)
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool) -> bool:
     if asked:
         _console.out().print(f"musigma {__version__}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()

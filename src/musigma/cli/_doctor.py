@@ -12,6 +12,7 @@ import typer
 
 from musigma import doctor as _doctor
 from musigma.cli import _console, _exit, _target
+from musigma.doctor.report import to_html, write_html
 
 
 class Format(StrEnum):
@@ -53,11 +54,20 @@ def doctor(
     except _target.TargetError as error:
         _exit.fail(str(error), trace=error.trace)
     report = examined(case, select=select, ignore=ignore)
-    if format is Format.json:
-        sys.stdout.write(report.to_json() + "\n")
-    else:
-        _console.out().print(report)
+    try:
+        if out is not None:
+            write_html(out, report)
+        _show(report, format)
+    except ImportError as error:  # plotly is an extra
+        _exit.fail(str(error))
     raise typer.Exit(_exit.FINDINGS if len(report) else _exit.NOTHING_FOUND)
+
+
+def _show(report: _doctor.Report, format: Format) -> None:
+    if format is Format.text:
+        _console.out().print(report)
+    else:
+        sys.stdout.write(report.to_json() + "\n" if format is Format.json else to_html(report))
 
 
 def examined(case: _doctor.Case, *, select: str | None, ignore: str | None) -> _doctor.Report:
