@@ -194,6 +194,11 @@ def test_weights_without_elements_have_fans() -> None:
 def test_parametrized_weights_are_counted_through_the_parametrization() -> None:
     layer = nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 3, groups=8))
     assert fans(layer) == (9, 9)
+    # Computing a spectral norm in training mode takes a step of its power iteration.
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 7))
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    assert fans(layer) == (5, 7)
+    assert all(torch.equal(before[name], buffer) for name, buffer in layer.named_buffers())
 
 
 def test_fan_out_keeps_the_gradient_through_a_grouped_stack() -> None:

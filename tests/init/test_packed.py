@@ -72,6 +72,8 @@ def test_blocks_are_views_and_name_the_gates() -> None:
     assert list(blocks(nn.Linear(2, 2))) == ["weight"]
     assert list(blocks(nn.LSTM(4, 3, proj_size=2), "weight_hr_l0")) == ["weight_hr_l0"]
     assert [tuple(v.shape) for v in blocks(nn.Conv1d(4, 6, 3, groups=2)).values()] == [(3, 2, 3)] * 2
+    with pytest.raises(ValueError, match="a parametrization computes it"):
+        blocks(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
     with pytest.raises(AttributeError, match="must have a tensor named 'wieght'"):
         blocks(nn.Linear(2, 2), "wieght")
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from musigma.init._fans import Fans, fans
+from musigma.init._fans import Fans, layer_fans
 from musigma.init._names import Slot, generator_for, slots
 from musigma.init._packing import part_names
 from musigma.init._report import ApplyReport, Written
@@ -173,11 +173,12 @@ def _task(slot: Slot, rule: Rule) -> _Task:
 
 
 def _owner_fans(owner: nn.Module, leaf: str, parameter: Tensor) -> Fans | None:
-    weight = leaf if parameter.dim() > 1 else leaf.replace("bias", "weight")
-    beside = getattr(owner, weight, None)
-    if not isinstance(beside, Tensor) or beside.dim() < 2:
+    if parameter.dim() > 1:
+        return layer_fans(owner, leaf, parameter)
+    beside = owner._parameters.get(leaf.replace("bias", "weight"))
+    if beside is None or beside.dim() < 2:
         return None
-    return fans(owner, weight)
+    return layer_fans(owner, leaf.replace("bias", "weight"), beside)
 
 
 def _rehearse(task: _Task, seed: int) -> None:

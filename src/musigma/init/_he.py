@@ -7,7 +7,7 @@ from torch import Tensor
 
 from musigma.init._activations import Activation, canonical_name
 from musigma.init._draw import fill_normal, fill_uniform
-from musigma.init._fans import Fans
+from musigma.init._fans import FansLike
 from musigma.init._gains import gain
 from musigma.init._scaling import (
     BAD_FANS,
@@ -68,7 +68,7 @@ def he_normal_(
     mode: str = "fan_in",
     nonlinearity: Activation = "relu",
     negative_slope: float | None = None,
-    fans: Fans | None = None,
+    fans: FansLike | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Write normal numbers that keep the mean square through an activation (Kaiming He).
@@ -115,7 +115,7 @@ def he_uniform_(
     mode: str = "fan_in",
     nonlinearity: Activation = "relu",
     negative_slope: float | None = None,
-    fans: Fans | None = None,
+    fans: FansLike | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Write uniform numbers that keep the mean square through an activation (Kaiming He).

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from musigma.init._draw import fill_normal, fill_uniform
-from musigma.init._fans import Fans
+from musigma.init._fans import FansLike
 from musigma.init._scaling import FAN_SAMPLES, fan_std, scaled_normal_law, scaled_uniform_law
 from musigma.init._scheme import Setting, scheme
 
@@ -22,7 +22,7 @@ def _lecun_var(setting: Setting) -> float:
     samples=FAN_SAMPLES,
 )
 def lecun_normal_(
-    w: Tensor, *, gain: float = 1.0, fans: Fans | None = None, generator: torch.Generator | None = None
+    w: Tensor, *, gain: float = 1.0, fans: FansLike | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """Write normal numbers that keep the forward variance of centered inputs, and of SELU networks.
 
@@ -58,7 +58,7 @@ def lecun_normal_(
     samples=FAN_SAMPLES,
 )
 def lecun_uniform_(
-    w: Tensor, *, gain: float = 1.0, fans: Fans | None = None, generator: torch.Generator | None = None
+    w: Tensor, *, gain: float = 1.0, fans: FansLike | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """Write uniform numbers that keep the forward variance of centered inputs, and of SELU networks.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import ParametrizationList
 
 # Path segments that torch's own wrappers (compile, FSDP, checkpointing) put between the model's.
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -21,7 +22,7 @@ class Slot:
 
     Attributes:
         parameter: the tensor.
-        owners: name → (module that holds it, its name there).
+        owners: name → (layer that uses it, the layer's name for it).
     """
 
     parameter: Tensor
@@ -90,7 +91,12 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     for path, module in model.named_modules(remove_duplicate=False):
         segments = [s for s in path.split(".") if s and s not in _WRAPPERS]
         for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            yield ".".join([*segments, leaf]), module, leaf, parameter
+            owner, own = module, leaf
+            if isinstance(module, ParametrizationList):
+                # layer.parametrizations.weight.original belongs to the layer, as its weight.
+                layer, _, own = path.rpartition("parametrizations.")
+                owner = model.get_submodule(layer.rstrip("."))
+            yield ".".join([*segments, leaf]), owner, own, parameter
 
 
 def _identity(parameter: Tensor) -> object:

@@ -1,6 +1,7 @@
 """Tensors that hold several weight matrices stacked along their first dimension."""
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 # PyTorch's documented orders of the stacked pieces.
 _RECURRENT_GATES: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
@@ -74,6 +75,7 @@ def blocks(module: nn.Module, name: str = "weight") -> dict[str, Tensor]:
 
     Raises:
         AttributeError: the module has no tensor of that name.
+        ValueError: the tensor is computed by a parametrization, so that writing to it has no effect.
 
     Example:
         >>> attention = torch.nn.MultiheadAttention(8, 2)
@@ -83,6 +85,11 @@ def blocks(module: nn.Module, name: str = "weight") -> dict[str, Tensor]:
     References:
         torch.nn documentation of LSTM, GRU, MultiheadAttention and the convolutions.
     """
+    if is_parametrized(module, name):
+        raise ValueError(
+            f"{name!r} of {type(module).__name__} must be a parameter, but a parametrization computes it; "
+            f"write to parametrizations.{name}, or take the parametrization off first"
+        )
     tensor = own_tensor(module, name).detach()
     names = part_names(module, name)
     if not names:

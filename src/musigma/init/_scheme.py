@@ -11,7 +11,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from musigma.init._fans import Fans, fans
+from musigma.init._fans import Fans, FansLike
+from musigma.init._fans import fans as count_fans
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -104,7 +105,7 @@ class Scheme:
     samples: tuple[Sample, ...]
 
     def law(
-        self, shape: tuple[int, ...], *, fans: Fans | None = None, options: Mapping[str, Any] = _NONE
+        self, shape: tuple[int, ...], *, fans: FansLike | None = None, options: Mapping[str, Any] = _NONE
     ) -> Law:
         """The law this scheme promises for a tensor.
 
@@ -126,7 +127,8 @@ class Scheme:
             for k, p in inspect.signature(self.function).parameters.items()
             if p.default is not inspect.Parameter.empty
         }
-        return self.declared(Setting(tuple(shape), fans or _count(shape), {**defaults, **options}))
+        counted = _count(shape) if fans is None else Fans(*fans)
+        return self.declared(Setting(tuple(shape), counted, {**defaults, **options}))
 
 
 SCHEMES: dict[str, Scheme] = {}
@@ -143,7 +145,7 @@ _SAMPLES = (
 
 def _count(shape: tuple[int, ...]) -> Fans:
     # A 1-D tensor has no fans of its own; a law that needs them is given them.
-    return fans(torch.empty(shape, device="meta")) if len(shape) > 1 else Fans(math.nan, math.nan)
+    return count_fans(torch.empty(shape, device="meta")) if len(shape) > 1 else Fans(math.nan, math.nan)
 
 
 def scheme(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from musigma.init._draw import fill_normal, fill_uniform
-from musigma.init._fans import Fans
+from musigma.init._fans import FansLike
 from musigma.init._scaling import FAN_SAMPLES, fan_std, scaled_normal_law, scaled_uniform_law
 from musigma.init._scheme import Setting, scheme
 
@@ -22,7 +22,7 @@ def _xavier_var(setting: Setting) -> float:
     samples=FAN_SAMPLES,
 )
 def xavier_normal_(
-    w: Tensor, *, gain: float = 1.0, fans: Fans | None = None, generator: torch.Generator | None = None
+    w: Tensor, *, gain: float = 1.0, fans: FansLike | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """Write normal numbers that share the error between forward and backward variance (Glorot).
 
@@ -62,7 +62,7 @@ def xavier_normal_(
     samples=FAN_SAMPLES,
 )
 def xavier_uniform_(
-    w: Tensor, *, gain: float = 1.0, fans: Fans | None = None, generator: torch.Generator | None = None
+    w: Tensor, *, gain: float = 1.0, fans: FansLike | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """Write uniform numbers that share the error between forward and backward variance (Glorot).
 
