@@ -13,6 +13,7 @@ from musigma.doctor._case import Intent, Loss, OptimizerLike, SchedulerLike
 from musigma.doctor.probes import _calls
 from musigma.doctor.probes._biases import CancelledBias, cancelled_biases
 from musigma.doctor.probes._channels import ChannelMeasure, measure_channels, training_twin
+from musigma.doctor.probes._coupling import Coupling, measure_coupling
 from musigma.doctor.probes._data import InputMeasure, measure_data
 from musigma.doctor.probes._layers import looks_fresh
 from musigma.doctor.probes._losses import Chance, chance_of
@@ -101,7 +102,7 @@ class Examination:
     @cached_property
     def modes_compared(self) -> ModesCompared | None:
         """The same batch in train and in eval mode; None where there is no floating output."""
-        return compare_modes(self.model, self.inputs)
+        return compare_modes(self.model, self.inputs, self.modes)
 
     @cached_property
     def channels(self) -> tuple[ChannelMeasure, ...]:
@@ -118,6 +119,11 @@ class Examination:
             return measure_channels(twin, self.inputs, seed=_SEED)
         except Exception:
             return ()
+
+    @cached_property
+    def coupling(self) -> Coupling | None:
+        """Whether one example's output depends on the others; None where that can't be asked."""
+        return measure_coupling(self.model, self.inputs, seed=_SEED)
 
     @cached_property
     def cancelled_biases(self) -> tuple[CancelledBias, ...]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from musigma.doctor.probes import _calls
-from musigma.statistics import Moments, moments
+from musigma.doctor.probes._summary import overall
+from musigma.statistics import Moments
 
 __all__ = ["InputMeasure", "measure_data"]
 
@@ -86,7 +87,7 @@ def _measure(name: str, t: Tensor) -> InputMeasure:
         name=name,
         shape=tuple(t.shape),
         dtype=t.dtype,
-        values=moments(inside, None) if counted else None,
+        values=overall(inside) if counted else None,
         low=float(inside.min()) if counted else float("nan"),
         high=float(inside.max()) if counted else float("nan"),
         nan=int(torch.isnan(real).sum()),

@@ -113,7 +113,7 @@ def _measure(node: Node, x: Tensor, above: _Ancestry, examples: int) -> EntryMea
     features = moments(x, [d for d in range(x.ndim) if d != at])
     # Equal values that were rounded deviate from their mean by at most eps·|mean| each.
     rounding = torch.finfo(x.dtype).eps * features.mean.abs()
-    varies = features.m2 > features.count * rounding.square()
+    varies = ~(features.m2 <= features.count * rounding.square())  # NaN varies
     rows = x.movedim(at, -1).reshape(-1, x.shape[at]).double()
     finite = bool(torch.isfinite(x).all())
     return EntryMeasure(

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from musigma.doctor.probes._nodes import across_examples
+from musigma.doctor.probes._summary import mean_square, overall
 from musigma.graph import Node, Parameter
-from musigma.statistics import Moments, moments
+from musigma.statistics import Moments
 
 __all__ = ["LayerMeasure", "looks_fresh", "measure_layer"]
 
@@ -43,6 +44,7 @@ class LayerMeasure:
         independent: E[z²] that weights drawn independently with this mean and variance would give on this
             very input, Var(W)·Σx² + E[W]²·(Σx)² + E[b²]; a trained weight, aligned with its input, differs.
         units: how many outputs.
+        groups: of a grouped convolution; 1 otherwise.
         size: how many values went out.
     """
 
@@ -58,6 +60,7 @@ class LayerMeasure:
     produced: float
     independent: float
     units: int
+    groups: int
     size: int
 
     @property
@@ -79,9 +82,9 @@ def measure_layer(
         return
     fan_in, fan_out = _fans(node.op, weight, bound)
     between, correlation = across_examples(x) if x.ndim >= 2 and x.shape[0] == batch else (float("nan"),) * 2
-    weights = moments(weight, None)
+    weights = overall(weight)
     bias = bound.get("bias")
-    offset = 0.0 if bias is None else _second_moment(bias.detach())
+    offset = 0.0 if bias is None else mean_square(bias.detach())
     yield LayerMeasure(
         node=node,
         weight=_parameter_name(node, "weight"),
@@ -89,12 +92,13 @@ def measure_layer(
         fan_in=fan_in,
         fan_out=fan_out,
         weights=weights,
-        received=_second_moment(x),
+        received=mean_square(x),
         received_between=between,
         received_correlation=correlation,
-        produced=_second_moment(outputs[0].detach()),
+        produced=mean_square(outputs[0].detach()),
         independent=_independent(node.op, x, bound, weights) + offset,
         units=_units(node.op, weight, bound),
+        groups=bound.get("groups", 1),
         size=outputs[0].numel(),
     )
 
@@ -116,11 +120,6 @@ def looks_fresh(layers: Sequence[LayerMeasure]) -> bool:
 def _parameter_name(node: Node, argument: str) -> str | None:
     sources = node.arguments.get(argument, ())
     return sources[0].name if len(sources) == 1 and isinstance(sources[0], Parameter) else None
-
-
-def _second_moment(t: Tensor) -> float:
-    m = moments(t, None)
-    return float(m.mean) ** 2 + float(m.var())
 
 
 def _product(values: Any, dims: int) -> float:
@@ -160,4 +159,4 @@ def _independent(op: str, x: Tensor, bound: Mapping[str, Any], weights: Moments)
         convolve = getattr(F, op)
         squares = convolve(grouped.square().sum(2), ones, None, groups=groups, **options)
         sums = convolve(grouped.sum(2), ones, None, groups=groups, **options)
-    return variance * float(moments(squares, None).mean) + square_mean * _second_moment(sums)
+    return variance * float(overall(squares).mean) + square_mean * mean_square(sums)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from musigma.doctor.probes import _calls
-from musigma.graph import Node, kinds
+from musigma.doctor.probes._summary import mean_square, overall
+from musigma.graph import Edge, Node, kinds
 from musigma.statistics import Moments, moments
 
 __all__ = ["NodeMeasure", "NodeProbe", "across_examples"]
@@ -30,6 +31,11 @@ _CHANNEL_LAST = (
     | kinds.RECURRENT
 )
 
+# Enough that the share of mixtures is known to 3 %, and that a hundred layers cost less than one forward.
+_MIXTURES, _COLUMNS = 256, 256
+# A rectifier follows what it reads within a few calls: a view, a norm, an addition.
+_RECENT = 4
+
 
 @dataclass
 class NodeMeasure:
@@ -44,6 +50,8 @@ class NodeMeasure:
         correlation: mean cosine between the outputs of two examples; NaN likewise.
         zeros: fraction of values that are exactly 0.
         dead: (units,) units that are 0 for every example at every position.
+        dead_by_chance: behind a rectifier, the share of units that zero-mean weights on the same inputs would
+            leave off for every example; NaN where it isn't known or no unit is off.
         flat: fraction of values where the op's own derivative is below 1 % of its largest; NaN for other ops.
         nonfinite: how many values are NaN or infinite.
         nan: how many are NaN.
@@ -60,6 +68,7 @@ class NodeMeasure:
     correlation: float = float("nan")
     zeros: float = float("nan")
     dead: Tensor | None = None
+    dead_by_chance: float = float("nan")
     flat: float = float("nan")
     nonfinite: int = 0
     nan: int = 0
@@ -72,7 +81,7 @@ class NodeMeasure:
     @property
     def second_moment(self) -> float:
         """E[a²], what the variance law of the next layer multiplies; NaN where nothing was measured."""
-        return _second(self.values)
+        return mean_square(self.values)
 
     @property
     def mean(self) -> float:
@@ -87,11 +96,7 @@ class NodeMeasure:
     @property
     def gradient_second_moment(self) -> float:
         """E[g²] of the gradient that came back to this output."""
-        return _second(self.gradient)
-
-
-def _second(m: Moments | None) -> float:
-    return float("nan") if m is None else float(m.mean) ** 2 + float(m.var())
+        return mean_square(self.gradient)
 
 
 def across_examples(x: Tensor) -> tuple[float, float]:
@@ -118,6 +123,28 @@ def flat_fraction(op: str, y: Tensor) -> float:
     return float("nan")
 
 
+def _columns(units: Tensor) -> Tensor:
+    """(units, values) thinned to a bounded number of columns, evenly: a copy."""
+    step = -(-units.shape[1] // _COLUMNS)
+    return units[:, ::step].float().clone()
+
+
+def dead_by_chance(before: Tensor) -> float:
+    """How often a unit with zero-mean Gaussian weights would be off everywhere on the same inputs.
+
+    Over random weights a unit's pre-activations are Gaussian with the covariance that the layer's units show
+    over the batch, and so is any random mixture of those units: the share of mixtures that are negative at
+    every value is the answer, however alike the examples are. A unit's own mean is mixed with random signs, so
+    a common negative bias gives one half at most.
+
+    Args:
+        before: (units, values) what went into the rectifier.
+    """
+    generator = torch.Generator().manual_seed(0)
+    mix = torch.randn(_MIXTURES, before.shape[0], generator=generator).to(before.device)
+    return float(((mix @ before) < 0).all(1).double().mean())
+
+
 class NodeProbe:
     """Collects a `NodeMeasure` per node while the model runs; gradients arrive later, through hooks."""
 
@@ -125,6 +152,7 @@ class NodeProbe:
         self._batch = batch
         self._measures: list[NodeMeasure] = []
         self._axes: list[int | None] = []
+        self._recent: dict[int, Tensor] = {}
 
     def see(self, node: Node, args: Any, kwargs: Any, output: Any) -> None:
         """Measure one call; called with the live tensors."""
@@ -141,6 +169,8 @@ class NodeProbe:
         with torch.no_grad():
             inputs = [t for t in _calls.tensors_in((args, kwargs)) if t.is_floating_point() or t.is_complex()]
             _measure_output(measure, out.detach(), axis, self._batch)
+            self._compare_with_chance(node, measure)
+            self._remember(node, out.detach(), axis)
             measure.nonfinite = sum(_count_nonfinite(o) for o in outputs)
             measure.nan = sum(_count_nan(o) for o in outputs)
             if measure.nonfinite:  # it costs a pass over every argument
@@ -150,6 +180,24 @@ class NodeProbe:
     def done(self) -> tuple[NodeMeasure, ...]:
         """Every measurement, in execution order."""
         return tuple(self._measures)
+
+    def _compare_with_chance(self, node: Node, measure: NodeMeasure) -> None:
+        sources = [int(s) for s in node.inputs if isinstance(s, Edge)]
+        before = self._recent.get(sources[0]) if len(sources) == 1 else None
+        if (
+            node.op in kinds.RECTIFIERS
+            and measure.dead is not None
+            and measure.dead.any()
+            and before is not None
+        ):
+            measure.dead_by_chance = dead_by_chance(before)
+
+    def _remember(self, node: Node, out: Tensor, axis: int | None) -> None:
+        # A rectifier that works in place has overwritten what it read by the time it is seen.
+        if axis is not None:
+            self._recent[node.index] = _columns(out.movedim(axis, 0).flatten(1))
+            while len(self._recent) > _RECENT:
+                del self._recent[next(iter(self._recent))]
 
     def _unit_axis(self, node: Node, out: Tensor) -> int | None:
         if out.ndim < 2:
@@ -166,7 +214,7 @@ class NodeProbe:
 
 def _measure_output(measure: NodeMeasure, out: Tensor, axis: int | None, batch: int | None) -> None:
     measure.shape = tuple(out.shape)
-    measure.values = moments(out, None)
+    measure.values = overall(out)
     zero = out == 0
     measure.zeros = float(zero.double().mean())
     measure.flat = flat_fraction(measure.node.op, out)
@@ -188,5 +236,5 @@ def _count_nan(t: Tensor) -> int:
 
 def _measure_gradient(measure: NodeMeasure, gradient: Tensor) -> None:
     with torch.no_grad():
-        measure.gradient = moments(gradient, None)
+        measure.gradient = overall(gradient)
         measure.gradient_nonfinite = _count_nonfinite(gradient)

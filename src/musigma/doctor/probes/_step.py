@@ -88,12 +88,25 @@ class Stepper:
         if self._optimizer is None:
             norm = sum(float(g.double().square().sum()) for g in gradients.values() if g is not None) ** 0.5
             scaled = {n: None if g is None else g / max(norm, 1.0) for n, g in gradients.items()}
-            moved = _step(self.model, torch.optim.SGD(self.model.parameters(), lr=0.1), scaled)
+            moved = _step(self.model, _Plain(self.model), scaled)
         return moved
 
     def _fall_back(self) -> None:
         self.model, self._optimizer = copy.deepcopy(self._original), None
         self.said = "SGD(lr=0.1, clipped)"
+
+
+class _Plain:
+    """Gradient descent at rate 0.1. (torch's SGD imports dynamo when it is made, which takes seconds.)"""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for p in self._parameters:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=0.1)
 
 
 def copied(model: nn.Module, optimizer: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -107,7 +120,7 @@ def copied(model: nn.Module, optimizer: Any) -> tuple[nn.Module, torch.optim.Opt
 
 
 def _step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, gradients: Mapping[str, Tensor | None]
+    model: nn.Module, optimizer: torch.optim.Optimizer | _Plain, gradients: Mapping[str, Tensor | None]
 ) -> dict[str, float]:
     named = dict(model.named_parameters())
     before = {n: p.detach().clone() for n, p in named.items()}
