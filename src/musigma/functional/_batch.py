@@ -9,7 +9,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._checks import check_add, check_channels, check_eps, check_running
-from musigma.functional._parameters import cast, compute_dtype
+from musigma.functional._parameters import affine_in, cast, compute_dtype
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.ops import affine, selected
 from musigma.statistics import moments
@@ -56,7 +56,8 @@ def batch_norm(
         eps: added to the variance; in units of input².
         num_batches_tracked: 0-dim integer, counted up by each batch that is taken in.
         mask: what enters the statistics: boolean (True keeps) or non-negative weights, broadcastable to the
-            input, (n, 1, *spatial) for padding. All values are normalized, masked ones too.
+            input, (n, 1, *spatial) for padding. All values are normalized, dropped ones too (0 in place of
+            those that are not finite).
         group: take the statistics over all ranks of this process group, whose batches may differ in size
             and be empty; every rank has to make the call.
         add: like input; added after the affine and before the activation, a ResNet's tail.
@@ -151,8 +152,7 @@ def by_running_statistics(
     dtype = compute_dtype(x)
     return torch.batch_norm(
         x,
-        cast(weight, dtype),
-        cast(bias, dtype),
+        *affine_in(dtype, weight, bias),
         cast(mean, dtype),
         cast(var, dtype),
         False,
@@ -184,7 +184,7 @@ def _by_batch_statistics(
     dtype = compute_dtype(x)
     mean, var = landing(x) if track else (None, None)
     y = torch.batch_norm(
-        x, cast(weight, dtype), cast(bias, dtype), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
+        x, *affine_in(dtype, weight, bias), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
     )
     if mean is None or var is None:
         return y, None
@@ -210,6 +210,9 @@ def _by_gathered_statistics(
         few = all_ranks.count <= 0 if weights else all_ranks.count < 2
         if few.any():
             raise ValueError(_too_few(x, _whose(few, mask, group)))
+    if mask is not None:
+        # NaN in padding would reach every gradient: 0 · NaN is NaN
+        x = torch.where((mask != 0) | x.isfinite(), x, 0.0)
     y = affine(x, all_ranks.mean, all_ranks.var(), weight, bias, eps)
     return y, (all_ranks.count, all_ranks.mean, all_ranks.m2)
 

@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._batch import by_running_statistics
 from musigma.functional._checks import check_channels, check_eps, check_groups, check_running
-from musigma.functional._parameters import cast, compute_dtype, matched
+from musigma.functional._parameters import affine_in, compute_dtype, matched
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._single import only_bias, warn_single_value
 from musigma.ops import group_norm as group_norm_op
@@ -76,7 +76,9 @@ def group_norm(
     check_groups(input, num_groups, weight, bias)
     check_eps("group_norm", eps)
     check_activation(activation)
-    if input.shape[1] == num_groups and math.prod(input.shape[2:]) == 1:
+    if input.numel() == 0:
+        y = only_bias(input, *_per_channel(input, weight, bias))
+    elif input.shape[1] == num_groups and math.prod(input.shape[2:]) == 1:
         y = _single_values(input, weight, bias)
     elif selected("group_norm", input):
         y = group_norm_op(input, num_groups, weight, bias, eps)[0]
@@ -95,12 +97,12 @@ def _single_values(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Ten
             "group_norm needs more than one value in a group"
         )
     warn_single_value("group_norm", x.shape)
-    shape = (-1, *[1] * (x.dim() - 2))
-    return only_bias(
-        x,
-        weight if weight is None else weight.reshape(shape),
-        bias if bias is None else bias.reshape(shape),
-    )
+    return only_bias(x, *_per_channel(x, weight, bias))
+
+
+def _per_channel(x: Tensor, *vectors: Tensor | None) -> list[Tensor | None]:
+    """Vectors over x's channels, shaped to broadcast against x."""
+    return [v if v is None else v.reshape(-1, *[1] * (x.dim() - 2)) for v in vectors]
 
 
 def instance_norm(
@@ -202,7 +204,8 @@ def _by_instance(
     x: Tensor, track: bool, weight: Tensor | None, bias: Tensor | None, eps: float, positions: int
 ) -> tuple[Tensor, Statistics | None]:
     """y, and where asked for the examples' statistics averaged."""
-    track = track and x.numel() > 0
+    if x.numel() == 0:
+        return only_bias(x, *_per_channel(x, weight, bias)), None
     if selected("group_norm", x) or transforms_active():
         y, mean, m2 = group_norm_op(x, x.shape[1], weight, bias, eps)
         count = mean.new_full((), positions)
@@ -210,7 +213,7 @@ def _by_instance(
     dtype = compute_dtype(x)
     mean, var = landing(x) if track else (None, None)
     y = torch.instance_norm(
-        x, cast(weight, dtype), cast(bias, dtype), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
+        x, *affine_in(dtype, weight, bias), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
     )
     y = y.contiguous(memory_format=memory_format(x))
     if mean is None or var is None:

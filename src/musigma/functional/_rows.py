@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._checks import check_residual, check_rows
-from musigma.functional._parameters import matched
+from musigma.functional._parameters import compute_dtype, matched
 from musigma.functional._single import only_bias, warn_single_value
 from musigma.ops import row_norm, selected
 
@@ -129,8 +129,10 @@ def rms_norm(
         Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
     """
     if has_torch_function_variadic(input, weight):
+        # torch's jagged tensors know a rms_norm by its name, and no argument but torch's own
+        more = {} if activation is None else {"activation": activation}
         return handle_torch_function(
-            rms_norm, (input, weight), input, normalized_shape, weight=weight, eps=eps, activation=activation
+            rms_norm, (input, weight), input, normalized_shape, weight=weight, eps=eps, **more
         )
     shape = tuple(normalized_shape)
     if eps is None:
@@ -142,8 +144,12 @@ def rms_norm(
         warn_single_value("rms_norm", input.shape, "the sign of each value is all that is left")
     if selected("row_norm", input):
         y = row_norm(input, len(shape), weight, None, eps, False)[0]
-    else:
+    elif weight is None or weight.dtype is input.dtype:
         y = torch.rms_norm(input, shape, weight, eps)
+    else:
+        # torch's would warn, and round twice
+        dtype = compute_dtype(input)
+        y = torch.rms_norm(input.to(dtype), shape, weight.to(dtype), eps).to(input.dtype)
     return y if activation is None else activate(y, activation)
 
 

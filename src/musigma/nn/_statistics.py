@@ -26,9 +26,12 @@ class KeepsStatistics(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         statistics = [b for name in _NAMES if (b := self._buffers.get(name)) is not None]
+        counter = self._buffers.get("num_batches_tracked")
 
         def keep(t: Tensor) -> Tensor:
             moved = fn(t)
+            if t is counter:
+                return t.to(moved.device) if moved.is_floating_point() else moved  # .type() casts all
             if _is_narrow(moved) and any(t is s for s in statistics):
                 return t.to(device=moved.device, dtype=torch.float32)
             return moved
@@ -69,7 +72,7 @@ def _impossible(var: Any) -> str:
     """What is wrong with a running variance, in words; nothing where it is fine or can't be looked at."""
     if not isinstance(var, Tensor) or var.is_meta or isinstance(var, FakeTensor):
         return ""
-    negative = (var.detach() < 0).nonzero().flatten().tolist()
+    negative = (var.detach() < 0).nonzero().squeeze(-1).tolist()
     if not negative:
         return ""
     shown = ", ".join(str(c) for c in negative[:8]) + (", …" if len(negative) > 8 else "")
