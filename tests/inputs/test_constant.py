@@ -13,15 +13,14 @@ from musigma.inputs import Standardizer
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(
-    "value", [0.0, 0.1, -7.3e-5, 14.62, 1e4, math.log(1e-5), 3.3333333e7, -7.3e9, 1e300, 5e-324]
-)
+VALUES = [0.0, 0.1, -7.3e-5, 14.62, 1e4, math.log(1e-5), 3.3333333e7, -7.3e9, 1e300, 5e-324]
+HELD = [(d, v) for d in FLOATS for v in VALUES if torch.tensor(v, dtype=torch.float64).to(d).isfinite()]
+
+
+@pytest.mark.parametrize(("dtype", "value"), HELD)
 @pytest.mark.parametrize("chunk", [1, 7, 100])
 def test_equal_values_become_exactly_zero(dtype: torch.dtype, value: float, chunk: int) -> None:
     x = torch.full((100, 1), value, dtype=torch.float64).to(dtype)
-    if not x.isfinite().all():
-        pytest.skip("not a number of this type")
     s = Standardizer()
     for part in x.split(chunk):
         s.partial_fit(part)
@@ -46,13 +45,11 @@ def test_one_example_is_constant() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("value", [0.1, 0.75, 1.5, 100.3, 3e-20, 1000.1])
+@pytest.mark.parametrize("value", [0.1, 0.75, 1.5, 100.3, 3e-4, 1000.1])
 def test_a_rounded_constant_lands_on_two_neighbours(dtype: torch.dtype, value: float) -> None:
     """0.1 + 0.2 and 0.3 are one ulp apart; scaled to std 1 that rounding error would be a feature."""
     low = torch.tensor(value, dtype=torch.float64).to(dtype)
     high = torch.nextafter(low, torch.tensor(math.inf, dtype=dtype))
-    if not low.isnormal() if hasattr(low, "isnormal") else low.abs() < torch.finfo(dtype).tiny:
-        pytest.skip("below this type's normal numbers")
     for share in (1, 2, 5):
         x = torch.where((torch.arange(10) < share)[:, None], low, high)
         s = Standardizer().fit(x)
@@ -63,11 +60,12 @@ def test_a_rounded_constant_lands_on_two_neighbours(dtype: torch.dtype, value: f
         assert s.transform(x).abs().max().item() <= (high - low).item()
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_three_numbers_apart_is_a_feature(dtype: torch.dtype) -> None:
-    """Two values that are 2 ulp apart have a standard deviation of 1 ulp: twice the bound."""
-    if dtype == torch.float64:
-        pytest.skip("float64 columns have the accumulated error of whoever computed them: next test")
+    """Two values that are 2 ulp apart have a standard deviation of 1 ulp: twice the bound.
+
+    (A float64 column may also have the accumulated error of whoever computed it: the next test.)
+    """
     low = torch.tensor(100.0, dtype=dtype)
     high = low
     for _ in range(2):
