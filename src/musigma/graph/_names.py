@@ -76,6 +76,7 @@ _ALIASES: Final[dict[str, str]] = {
         "weight_norm": "_weight_norm _weight_norm_interface",
         "multi_head_attention": "multi_head_attention_forward _native_multi_head_attention",
         "logsigmoid": "log_sigmoid",
+        "threshold": "_threshold",
     }.items()
     for alias in aliases.split()
 }

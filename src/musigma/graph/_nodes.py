@@ -9,6 +9,8 @@ from types import MappingProxyType
 
 import torch
 
+from musigma.graph._kinds import ops
+
 
 class Edge(int):
     """The index of the node that made a value, and which of its outputs the value is.
@@ -191,13 +193,31 @@ class Node:
         return "input" in self.writes
 
     def __str__(self) -> str:
-        operands = ", ".join(
-            f"{name}={_join(sources)}" if name not in ("input", "other", "tensors") else _join(sources)
+        operands = [
+            _join(sources) if name in _PLAIN_ARGUMENTS else f"{name}={_join(sources)}"
             for name, sources in self.arguments.items()
-        )
+        ]
+        for name, value in self.options.items():
+            if name in _TOLD and not (value is None or value in _NEUTRAL.get(name, ())):
+                operands.append(str(value) if name in _PLAIN_ARGUMENTS else f"{name}={value}")
         where = f"{self.module or '(model)'}: {self.module_type}" + (f" #{self.call}" if self.call else "")
         results = ", ".join(map(str, self.outputs)) or "-"
-        return f"%{self.index} = {self.op}{'_' if self.inplace else ''}({operands}) -> {results}  [{where}]"
+        name = f"{self.op}{'_' if self.inplace else ''}"
+        return f"%{self.index} = {name}({', '.join(operands)}) -> {results}  [{where}]"
+
+
+# Arguments that need no name in print: the signal.
+_PLAIN_ARGUMENTS = frozenset(("input", "other", "tensors"))
+
+# Numbers that say what an op does; sizes can be seen in the shapes, and switches are most often off.
+_TOLD = ops(
+    """
+    other alpha exponent negative_slope min max p dim dim0 dim1 dims kernel_size stride groups num_groups
+    chunks index approximate value
+    """
+)
+_ONES: tuple[object, ...] = (1, (1,), (1, 1), (1, 1, 1))
+_NEUTRAL = {"alpha": _ONES, "stride": _ONES, "groups": _ONES, "approximate": ("none",)}
 
 
 def _rebuild(values: dict[str, object]) -> Node:
