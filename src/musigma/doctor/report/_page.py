@@ -203,6 +203,14 @@ def write_html(
     Raises:
         ImportError: plotly is not installed.
         OSError: the folder can't be written to.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from musigma.doctor import examine
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = write_html(f"{folder}/report.html", examine(torch.nn.Linear(4, 2), torch.eye(4)))
+        ...     path.read_text()[:15]
+        '<!doctype html>'
     """
     path = Path(path)
     page = to_html(report, treated=treated, treatments=treatments, comparison=comparison)
