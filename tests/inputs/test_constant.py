@@ -18,9 +18,9 @@ HELD = [(d, v) for d in FLOATS for v in VALUES if torch.tensor(v, dtype=torch.fl
 
 
 @pytest.mark.parametrize(("dtype", "value"), HELD)
-@pytest.mark.parametrize("chunk", [1, 7, 100])
+@pytest.mark.parametrize("chunk", [1, 7, 20])
 def test_equal_values_become_exactly_zero(dtype: torch.dtype, value: float, chunk: int) -> None:
-    x = torch.full((100, 1), value, dtype=torch.float64).to(dtype)
+    x = torch.full((20, 1), value, dtype=torch.float64).to(dtype)
     s = Standardizer()
     for part in x.split(chunk):
         s.partial_fit(part)
