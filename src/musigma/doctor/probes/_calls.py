@@ -1,7 +1,7 @@
 """Calling a model the way its user does: inputs in three forms, outputs in many, one loss."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ __all__ = [
     "floating_outputs",
     "forked_rng",
     "loss_of",
+    "rows_of",
     "tensors_in",
 ]
 
@@ -46,6 +47,17 @@ def call(model: nn.Module, inputs: Any) -> Any:
 def batch_size(inputs: Any) -> int | None:
     """The length of the first axis of the first tensor that has one."""
     return next((t.shape[0] for t in tensors_in(inputs) if t.ndim), None)
+
+
+def rows_of(inputs: Any, index: Iterable[int]) -> Any:
+    """The inputs with some of their examples: every tensor with the batch axis in front is indexed."""
+    rows, chosen = batch_size(inputs), list(index)
+
+    def pick(value: Any) -> Any:
+        led = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == rows
+        return value[torch.tensor(chosen, device=value.device)] if led else value
+
+    return pytree.tree_map(pick, inputs)
 
 
 @contextmanager

@@ -46,11 +46,26 @@ class Stored:
         return bool((self.mean == 0).all()) and bool((self.var == 1).all())
 
     @property
+    def updates(self) -> int | None:
+        """How many updates they have seen; None where that isn't known.
+
+        Statistics that were loaded or recalibrated may stand beside a counter of 0, which then says nothing.
+        """
+        return None if self.tracked == 0 and not self.initial else self.tracked
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no update has ever moved them, as in a model that has not been trained yet."""
+        return self.initial and not self.tracked
+
+    @property
     def initial_weight(self) -> float | None:
-        """The part that the initial values still have in them, (1 − momentum)^tracked; None if unknown."""
-        if self.tracked is None or (self.momentum is None and not self.tracked):
+        """The part that the initial values still have in them, (1 − momentum)^updates; None if unknown."""
+        if self.updates is None:
             return None
-        return 0.0 if self.momentum is None else (1 - self.momentum) ** self.tracked
+        if self.momentum is None:
+            return 0.0 if self.updates else 1.0
+        return (1 - self.momentum) ** self.updates
 
     @property
     def learning(self) -> bool:
@@ -59,9 +74,11 @@ class Stored:
         After 5/momentum updates e⁻⁵ < 1 % of them is left. A momentum below 0.01 would need more than 500
         steps for that: then the momentum is the trouble, and waiting is no cure.
         """
-        if self.momentum is None or self.tracked is None:
-            return self.tracked == 0
-        return self.momentum >= 0.01 and self.tracked < 5 / self.momentum
+        if self.untouched:
+            return True
+        if self.momentum is None or self.updates is None:
+            return False
+        return self.momentum >= 0.01 and self.updates < 5 / self.momentum
 
 
 @dataclass(frozen=True)
@@ -113,8 +130,8 @@ class ChannelMeasure:
 
         The mean of an example's positions varies by s²; n such means give the channel's mean with the
         variance s²/n, however much the positions of one example resemble each other. So n examples are worth
-        n/ratio independent values. Without positions the ratio is 1; with one example nothing shows how far examples
-        differ, and it counts as 1.
+        n/ratio independent values. Without positions the ratio is 1; with one example nothing shows how far
+        examples differ, and it counts as 1.
         """
         if self.count < 2:
             return torch.ones_like(self.batch.mean)
