@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from musigma import graph as _graph
-from musigma.doctor._case import Intent, Loss, OptimizerLike, SchedulerLike
+from musigma.doctor._case import Case, Intent, Loss, OptimizerLike, SchedulerLike
 from musigma.doctor.probes import _calls
 from musigma.doctor.probes._biases import CancelledBias, cancelled_biases
 from musigma.doctor.probes._channels import ChannelMeasure, measure_channels, training_twin
@@ -59,6 +59,21 @@ class Examination:
             self.model.train()
         self.inputs, self.targets, self.loss = inputs, targets, loss
         self.mask, self.independent, self.intent = mask, independent, intent
+
+    @classmethod
+    def of(cls, case: Case) -> "Examination":
+        """The examination of a case."""
+        return cls(
+            case.model,
+            case.inputs,
+            case.targets,
+            loss=case.loss,
+            optimizer=case.optimizer,
+            scheduler=case.scheduler,
+            mask=case.mask,
+            independent=case.independent,
+            intent=case.intent,
+        )
 
     @cached_property
     def failure(self) -> Exception | None:

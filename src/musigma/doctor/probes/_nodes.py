@@ -134,8 +134,8 @@ def dead_by_chance(before: Tensor) -> float:
 
     Over random weights a unit's pre-activations are Gaussian with the covariance that the layer's units show
     over the batch, and so is any random mixture of those units: the share of mixtures that are negative at
-    every value is the answer, however alike the examples are. A unit's own mean is mixed with random signs, so
-    a common negative bias gives one half at most.
+    every value is the answer, however alike the examples are. A unit's own mean is mixed with random signs,
+    so a common negative bias gives one half at most.
 
     Args:
         before: (units, values) what went into the rectifier.

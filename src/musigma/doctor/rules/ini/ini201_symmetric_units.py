@@ -68,8 +68,8 @@ from musigma.statistics import moments
 _Tensors = Mapping[str, Tensor]
 
 
-# The part of the gradient's squared norm that is common to all units. 0 where they pull in directions of their
-# own, 1 where they move as one; beyond three quarters their differences never catch up with what they share.
+# The part of the gradient's squared norm that is common to all units: 0 where they pull in directions of
+# their own, 1 where they move as one. Beyond three quarters their differences never catch up.
 _COMMON = 0.75
 
 
@@ -133,8 +133,8 @@ def _stays(exam: Examination, layer: LayerMeasure) -> bool:
     makes_output = _makes_output(exam, layer)
     if different == len(rows) if makes_output else 2 * different <= units:
         return True
-    # Different biases alone tell constant units apart, but hardly. (Zeros are left out: they start together in
-    # many designs and part for good; so are outputs, which may well agree.)
+    # Different biases alone tell constant units apart, but hardly. (Zeros are left out: they start together
+    # in many designs and part for good; so are outputs, which may well agree.)
     start = units_of(layer, exam.parameters)
     constant = count_units(start)[1] == len(rows) and bool(start.any())
     total = float(pull.double().square().sum())
