@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from musigma import nn as ms_nn
 from musigma.init import (
     Fans,
     apply,
@@ -114,6 +115,30 @@ def test_forget_bias_of_cells_of_models_and_of_nothing() -> None:
         lstm_forget_bias_(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="LSTM has none"):
         gru_update_bias_(nn.LSTM(2, 2))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_recurrent_layers_with_norms_inside(bias: bool) -> None:
+    """Their biases are their norms', their weights are stacked as torch's."""
+    layers = {
+        "layer": ms_nn.LayerNormLSTM(4, 3, num_layers=2, bidirectional=True, bias=bias),
+        "batch": ms_nn.BatchNormLSTM(4, 3, max_steps=2, bias=bias),
+        "gru": ms_nn.LayerNormGRU(4, 3, bias=bias),
+    }
+    for name, layer in layers.items():
+        assert fans(layer, "weight_ih_l0") == (4, 3)
+        assert len(blocks(layer, "weight_hh_l0")) == (3 if name == "gru" else 4)
+        before = {n: p.detach().clone() for n, p in layer.named_parameters()}
+        (gru_update_bias_ if name == "gru" else lstm_forget_bias_)(layer, 1.5)
+        for n, p in layer.named_parameters():
+            if n.startswith("norm_ih") and n.endswith("bias"):
+                other = getattr(layer, n.split(".")[0].replace("ih", "hh")).bias
+                effective = p if other is None else p + other
+                assert effective[3:6].tolist() == [1.5] * 3
+                keep = torch.arange(len(p)) // 3 != 1
+                assert torch.equal(p[keep], before[n][keep])
+            elif not n.startswith("norm_hh"):
+                assert torch.equal(p, before[n])
 
 
 def test_forget_bias_keeps_the_cell() -> None:

@@ -63,8 +63,9 @@ def apply(
         TypeError: rules are no mapping, or a rule is no scheme.
 
     Example:
-        >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> report = apply(model, {"*.weight": "he_normal", "*.bias": "zeros"}, skip=["2.bias"])
+        >>> import torch, musigma as ms
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> report = ms.init.apply(model, {"*.weight": "he_normal", "*.bias": "zeros"}, skip=["2.bias"])
         >>> sorted(report.written), report.skipped
         (['0.bias', '0.weight', '2.weight'], {'2.bias': 'in skip'})
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from musigma.init._packing import own_tensor, part_names
+from musigma.init._packing import gate_names, own_tensor, part_names
 
 _CONVOLUTION = nn.modules.conv._ConvNd
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
@@ -23,7 +23,8 @@ class Fans(NamedTuple):
     Var(∂a) = fan_out·Var(W)·E[∂z²] true on average over positions, so a stride can make them fractions.
 
     Example:
-        >>> Fans(3, 4).fan_out
+        >>> import torch, musigma as ms
+        >>> ms.init.Fans(3, 4).fan_out
         4
     """
 
@@ -61,11 +62,12 @@ def fans(module_or_weight: nn.Module | Tensor, name: str = "weight") -> Fans:
         AttributeError: the module has no such tensor.
 
     Example:
-        >>> fans(nn.Conv2d(8, 8, 3, groups=8))            # depthwise: torch counts fan_out = 72
+        >>> import torch, musigma as ms
+        >>> ms.init.fans(torch.nn.Conv2d(8, 8, 3, groups=8))            # depthwise: torch counts fan_out = 72
         Fans(fan_in=9, fan_out=9)
-        >>> fans(nn.ConvTranspose2d(16, 4, 4, stride=2))
+        >>> ms.init.fans(torch.nn.ConvTranspose2d(16, 4, 4, stride=2))
         Fans(fan_in=64, fan_out=64)
-        >>> fans(nn.MultiheadAttention(6, 2), "in_proj_weight")
+        >>> ms.init.fans(torch.nn.MultiheadAttention(6, 2), "in_proj_weight")
         Fans(fan_in=6, fan_out=6)
 
     References:
@@ -103,7 +105,7 @@ def layer_fans(module: nn.Module, name: str, weight: Tensor) -> Fans:
         None.
     """
     count = _tensor_fans(weight, f"{name!r} of {type(module).__name__}")
-    if isinstance(module, _PACKED) and name.startswith(_PACKED_WEIGHTS):
+    if (isinstance(module, _PACKED) or gate_names(module)) and name.startswith(_PACKED_WEIGHTS):
         return Fans(weight.shape[1], weight.shape[0] // max(1, len(part_names(module, name))))
     if name != "weight":
         return count

@@ -41,8 +41,11 @@ def lecun_normal_(
         ValueError: fewer than two dimensions, fans not positive, gain negative.
 
     Example:
-        >>> tuple(lecun_normal_(torch.empty(4, 9)).shape)
-        (4, 9)
+        >>> import torch, musigma as ms
+        >>> g = torch.Generator().manual_seed(0)
+        >>> w = ms.init.lecun_normal_(torch.empty(300, 400), generator=g)
+        >>> round(400 * ms.moments(w, None).var().item(), 1)
+        1.0
 
     References:
         LeCun, Bottou, Orr & Müller 1998, Efficient BackProp, section 4.6; Klambauer et al. 2017 (SELU).
@@ -77,7 +80,8 @@ def lecun_uniform_(
         ValueError: fewer than two dimensions, fans not positive, gain negative.
 
     Example:
-        >>> bool((lecun_uniform_(torch.empty(4, 3)).abs() <= 1).all())
+        >>> import torch, musigma as ms
+        >>> bool((ms.init.lecun_uniform_(torch.empty(4, 3)).abs() <= 1).all())
         True
 
     References:

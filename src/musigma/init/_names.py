@@ -69,7 +69,8 @@ def generator_for(seed: int, name: str) -> torch.Generator:
         A CPU generator that depends on nothing but the two.
 
     Example:
-        >>> a, b = generator_for(0, "a"), generator_for(0, "b")
+        >>> import torch, musigma as ms
+        >>> a, b = ms.init.generator_for(0, "a"), ms.init.generator_for(0, "b")
         >>> bool(torch.rand((), generator=a) == torch.rand((), generator=b))
         False
 

@@ -3,10 +3,12 @@
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-# PyTorch's documented orders of the stacked pieces.
+from musigma.nn import BatchNormLSTM, LayerNormGRU, LayerNormLSTM
+
+# PyTorch's documented orders of the stacked pieces; musigma's own layers keep them.
 _RECURRENT_GATES: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
-    ((nn.LSTM, nn.LSTMCell), ("input", "forget", "cell", "output")),
-    ((nn.GRU, nn.GRUCell), ("reset", "update", "new")),
+    ((nn.LSTM, nn.LSTMCell, LayerNormLSTM, BatchNormLSTM), ("input", "forget", "cell", "output")),
+    ((nn.GRU, nn.GRUCell, LayerNormGRU), ("reset", "update", "new")),
 )
 _ATTENTION_PROJECTIONS = ("query", "key", "value")
 
@@ -21,7 +23,7 @@ def gate_names(module: nn.Module) -> tuple[str, ...]:
         The names, first block first.
 
     Example:
-        >>> gate_names(torch.nn.GRU(2, 3))
+        >>> gate_names(nn.GRU(2, 3))
         ('reset', 'update', 'new')
 
     References:
@@ -44,7 +46,7 @@ def part_names(module: nn.Module, name: str) -> tuple[str, ...]:
         One name a piece, first piece first.
 
     Example:
-        >>> part_names(torch.nn.MultiheadAttention(4, 2), "in_proj_weight")
+        >>> part_names(nn.MultiheadAttention(4, 2), "in_proj_weight")
         ('query', 'key', 'value')
 
     References:
@@ -78,8 +80,9 @@ def blocks(module: nn.Module, name: str = "weight") -> dict[str, Tensor]:
         ValueError: the tensor is computed by a parametrization, so that writing to it has no effect.
 
     Example:
+        >>> import torch, musigma as ms
         >>> attention = torch.nn.MultiheadAttention(8, 2)
-        >>> {k: tuple(v.shape) for k, v in blocks(attention, "in_proj_weight").items()}
+        >>> {k: tuple(v.shape) for k, v in ms.init.blocks(attention, "in_proj_weight").items()}
         {'query': (8, 8), 'key': (8, 8), 'value': (8, 8)}
 
     References:
@@ -112,7 +115,7 @@ def own_tensor(module: nn.Module, name: str) -> Tensor:
         AttributeError: there is no tensor of that name; the message lists those there are.
 
     Example:
-        >>> tuple(own_tensor(torch.nn.Linear(2, 3), "weight").shape)
+        >>> tuple(own_tensor(nn.Linear(2, 3), "weight").shape)
         (3, 2)
 
     References:

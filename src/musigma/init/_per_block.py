@@ -25,8 +25,9 @@ def per_block(scheme: SchemeLike, parts: int | Sequence[int]) -> Callable[[Tenso
         ValueError: when called, if the first dimension can't be cut that way.
 
     Example:
+        >>> import torch, musigma as ms
         >>> qkv = torch.empty(12, 4)                      # three 4×4 projections in one tensor
-        >>> w = per_block(torch.nn.init.eye_, 3)(qkv)
+        >>> w = ms.init.per_block(torch.nn.init.eye_, 3)(qkv)
         >>> bool((w[4:8] == torch.eye(4)).all())
         True
 

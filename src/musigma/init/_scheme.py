@@ -30,7 +30,8 @@ class Law:
         low, high: no entry lies outside [low, high].
 
     Example:
-        >>> Law(0.0, 4.0).std
+        >>> import torch, musigma as ms
+        >>> ms.init.Law(0.0, 4.0).std
         2.0
     """
 
@@ -70,7 +71,8 @@ class Sample:
         error: the exception class the call must raise; None for an input that works.
 
     Example:
-        >>> Sample((40, 50)).error is None
+        >>> import torch, musigma as ms
+        >>> ms.init.Sample((40, 50)).error is None
         True
     """
 
@@ -92,8 +94,8 @@ class Scheme:
         samples: inputs for the generic tests, good and bad.
 
     Example:
-        >>> from musigma.init import SCHEMES
-        >>> SCHEMES["xavier_normal"].law((22, 10)).var
+        >>> import torch, musigma as ms
+        >>> ms.init.SCHEMES["xavier_normal"].law((22, 10)).var
         0.0625
     """
 
@@ -118,8 +120,8 @@ class Scheme:
             Mean, variance, kurtosis and bounds of one entry.
 
         Example:
-            >>> from musigma.init import SCHEMES
-            >>> SCHEMES["lecun_uniform"].law((64, 3)).high
+            >>> import torch, musigma as ms
+            >>> ms.init.SCHEMES["lecun_uniform"].law((64, 3)).high
             1.0
         """
         defaults = {

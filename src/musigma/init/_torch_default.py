@@ -43,7 +43,8 @@ def torch_default_(
         ValueError: fewer than two dimensions, fans not positive.
 
     Example:
-        >>> bool((torch_default_(torch.empty(5, 16)).abs() <= 0.25).all())
+        >>> import torch, musigma as ms
+        >>> bool((ms.init.torch_default_(torch.empty(5, 16)).abs() <= 0.25).all())
         True
 
     References:
@@ -84,7 +85,9 @@ def torch_default_bias_(b: Tensor, *, fans: FansLike, generator: torch.Generator
         ValueError: fan_in is negative or not finite.
 
     Example:
-        >>> bool((torch_default_bias_(torch.empty(50), fans=Fans(16, 50)).abs() <= 0.25).all())
+        >>> import torch, musigma as ms
+        >>> b = ms.init.torch_default_bias_(torch.empty(50), fans=(16, 50))
+        >>> bool((b.abs() <= 0.25).all())
         True
 
     References:

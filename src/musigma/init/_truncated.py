@@ -169,7 +169,8 @@ def truncated_normal_(
             interval where a normal has no probability left, unknown `bounds` or `std_of`.
 
     Example:
-        >>> w = truncated_normal_(torch.empty(10_000), std=0.02)
+        >>> import torch, musigma as ms
+        >>> w = ms.init.truncated_normal_(torch.empty(10_000), std=0.02)
         >>> bool(w.abs().max() < 0.0455)                   # 2·0.02/0.8796
         True
 

@@ -76,7 +76,8 @@ def variance_scaling_(
         ValueError: fewer than two dimensions, fans or scale not positive, unknown mode or distribution.
 
     Example:
-        >>> w = variance_scaling_(torch.empty(8, 12), distribution="uniform")
+        >>> import torch, musigma as ms
+        >>> w = ms.init.variance_scaling_(torch.empty(8, 12), distribution="uniform")
         >>> bool((w.abs() <= 0.5).all())
         True
 

@@ -44,9 +44,11 @@ def xavier_normal_(
         ValueError: fewer than two dimensions, fans not positive, gain negative.
 
     Example:
-        >>> qkv = torch.nn.MultiheadAttention(8, 2).in_proj_weight
-        >>> tuple(xavier_normal_(qkv, fans=Fans(8, 8)).shape)
-        (24, 8)
+        >>> import torch, musigma as ms
+        >>> g = torch.Generator().manual_seed(0)
+        >>> w = ms.init.xavier_normal_(torch.empty(300, 500), generator=g)
+        >>> round(400 * ms.moments(w, None).var().item(), 1)
+        1.0
 
     References:
         Glorot & Bengio 2010, eq. 12 and 16.
@@ -81,7 +83,8 @@ def xavier_uniform_(
         ValueError: fewer than two dimensions, fans not positive, gain negative.
 
     Example:
-        >>> bool((xavier_uniform_(torch.empty(3, 3)).abs() <= 1).all())
+        >>> import torch, musigma as ms
+        >>> bool((ms.init.xavier_uniform_(torch.empty(3, 3)).abs() <= 1).all())
         True
 
     References:
