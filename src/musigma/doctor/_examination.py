@@ -12,7 +12,12 @@ from musigma import graph as _graph
 from musigma.doctor._case import Case, Intent, Loss, OptimizerLike, SchedulerLike
 from musigma.doctor.probes import _calls
 from musigma.doctor.probes._biases import CancelledBias, cancelled_biases
-from musigma.doctor.probes._channels import ChannelMeasure, measure_channels, training_twin
+from musigma.doctor.probes._channels import (
+    CHANNEL_NORMS,
+    ChannelMeasure,
+    measure_channels,
+    training_twin,
+)
 from musigma.doctor.probes._coupling import Coupling, measure_coupling
 from musigma.doctor.probes._data import InputMeasure, measure_data
 from musigma.doctor.probes._layers import looks_fresh
@@ -122,11 +127,15 @@ class Examination:
     @cached_property
     def channels(self) -> tuple[ChannelMeasure, ...]:
         """Every call of a BatchNorm or an InstanceNorm, with what it sees and what it has stored."""
+        if not any(node.op in CHANNEL_NORMS for node in self.graph):
+            return ()
         return measure_channels(self.model, self.inputs, seed=_SEED)
 
     @cached_property
     def channels_in_training(self) -> tuple[ChannelMeasure, ...]:
         """The same in the mode in which the model trains; empty where it raises there (a batch of one)."""
+        if not self.channels:
+            return ()
         twin = training_twin(self.model, self.modes)
         if twin is self.model:
             return self.channels
@@ -143,6 +152,8 @@ class Examination:
     @cached_property
     def cancelled_biases(self) -> tuple[CancelledBias, ...]:
         """The biases that normalizations subtract again."""
+        if not any(node.op in _graph.kinds.CENTERING_NORMS for node in self.graph):
+            return ()
         return cancelled_biases(self.model, self.inputs, seed=_SEED)
 
     @cached_property

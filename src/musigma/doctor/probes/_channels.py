@@ -14,9 +14,9 @@ from musigma.doctor.probes import _calls
 from musigma.graph import Node
 from musigma.statistics import Moments, moments
 
-__all__ = ["ChannelMeasure", "Stored", "measure_channels", "training_twin"]
+__all__ = ["CHANNEL_NORMS", "ChannelMeasure", "Stored", "measure_channels", "training_twin"]
 
-_KINDS = ("batch_norm", "instance_norm")
+CHANNEL_NORMS = ("batch_norm", "instance_norm")
 # Where the arguments stand in torch.nn.functional (and musigma.functional), and in torch itself.
 _FUNCTIONAL = ("input", "running_mean", "running_var")
 _NATIVE = ("input", "weight", "bias", "running_mean", "running_var")
@@ -178,13 +178,14 @@ class ChannelMeasure:
 
             x̂ − x̂ᵣ = x̂·(1 − σ/σᵣ) + (μᵣ − μ)/σᵣ,    E[x̂] = 0, E[x̂²] = 1
 
-        root mean square over the channels, in standard deviations of the normalized values. (An InstanceNorm
-        is measured by its channels' batch statistics.)
+        root mean square over the channels (of an InstanceNorm those of every example), in standard deviations
+        of the normalized values.
         """
         assert self.stored is not None
+        own = self.batch if self.kind == "batch_norm" else self.examples
         wide = (self.stored.var.double().clamp_min(0) + self.eps).sqrt()
-        spread = 1 - (self.batch.var() + self.eps).sqrt() / wide
-        shift = (self.stored.mean.double() - self.batch.mean) / wide
+        spread = 1 - (own.var() + self.eps).sqrt() / wide
+        shift = (self.stored.mean.double() - own.mean) / wide
         return float(moments(spread.square() + shift.square(), None).mean) ** 0.5
 
     def gap_noise(self) -> float:
@@ -217,7 +218,7 @@ def measure_channels(model: nn.Module, inputs: Any, *, seed: int = 0) -> tuple[C
     before = {n: b.detach().clone() for n, b in model.named_buffers(remove_duplicate=False)}
 
     def listen(node: Node, args: Any, kwargs: Any, _outputs: Any) -> None:
-        if node.op in _KINDS:
+        if node.op in CHANNEL_NORMS:
             found.extend(_measure(model, before, node, args, kwargs))
 
     with torch.no_grad(), _calls.forked_rng(model, seed):

@@ -15,6 +15,8 @@ from musigma.statistics import moments
 
 __all__ = ["Gap", "ModesCompared", "compare_modes"]
 
+# Nobody asks whether chance explains a smaller gap than this, and to know costs two forwards a draw.
+_SMALL = 0.5
 # Averaging d draws leaves 1/√d of the noise; the estimate of that remainder is subtracted, so few are enough.
 _DRAWS = 8
 
@@ -53,7 +55,7 @@ class ModesCompared:
         draws: how many train-mode forwards were averaged.
         sampling: what the choice of the batch makes of the train-mode output, in its units: with the batch
             cut in halves, each half's statistics are as far from the whole's (σ²/n) as the whole's are
-            from the truth. NaN where the batch can't be cut.
+            from the truth. NaN where the batch can't be cut, or the gap is below 0.5 spreads anyway.
         failure: what the train-mode forward raised, if it did (a batch of one in a BatchNorm).
     """
 
@@ -86,7 +88,9 @@ def compare_modes(model: nn.Module, inputs: Any, modes: Mapping[str, bool]) -> M
         nothing = Gap(float("nan"), float("nan"), float("nan"))
         return ModesCompared(nothing, {}, 0, failure=failure)
     gaps = {name: _gap([d[name] for d in drawn], reference[name]) for name in reference if name in drawn[0]}
-    sampling = _sampling(working, inputs, [d[""] for d in drawn], gaps[""].noise)
+    sampling = float("nan")
+    if gaps[""].relative > _SMALL:
+        sampling = _sampling(working, inputs, [d[""] for d in drawn], gaps[""].noise)
     return ModesCompared(gaps.pop(""), gaps, len(drawn), sampling)
 
 

@@ -7,7 +7,8 @@ Looks at the running statistics of every layer that normalizes by them: in eval 
 and every variance exactly 1, the values of a fresh layer. Statistics that have been loaded or set while
 `num_batches_tracked` stayed 0, as converters of foreign checkpoints leave them, work; only beside
 `momentum=None` they are `info`, since the next update counts from zero and overwrites them. A fresh model
-that is about to train is healthy.
+that is about to train is healthy, and so is a new layer in a model that is fine-tuned (its weight is still
+1).
 
 ## Why it hurts
 
@@ -68,8 +69,9 @@ def check(exam: Examination) -> Iterator[Symptom]:
     """One symptom for layers with initial values, one for those whose counter alone is 0."""
     fresh: dict[str, ChannelMeasure] = {}
     uncounted: dict[str, ChannelMeasure] = {}
+    anywhere = any(m.stored is not None and not m.stored.initial for m in exam.channels)
     for m in exam.channels:
-        if m.stored is None or (m.own and exam.intent not in ("inference", "finetune")):
+        if m.stored is None or not _will_be_used(exam, m, anywhere):
             continue
         if m.stored.initial:
             fresh.setdefault(m.path, m)
@@ -92,6 +94,17 @@ def check(exam: Examination) -> Iterator[Symptom]:
             fix="set num_batches_tracked to at least 1, so that momentum=None doesn't overwrite them",
             severity="info",
         )
+
+
+def _will_be_used(exam: Examination, m: ChannelMeasure, anywhere: bool) -> bool:
+    """Whether the layer normalizes by what is stored, or is meant to have been trained.
+
+    Beside layers with statistics, one whose weight and bias are as fresh is a new head, not a loss.
+    """
+    if not m.own or exam.intent == "inference":
+        return True
+    new = (m.weight is None or bool((m.weight == 1).all())) and anywhere
+    return exam.intent == "finetune" and not new
 
 
 def _counts(model: nn.Module, m: ChannelMeasure) -> bool:

@@ -69,7 +69,7 @@ from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._channels import ChannelMeasure
 from musigma.doctor.probes._words import called
 
-# The difference of two outputs with equal spread and correlation r has the relative size √(2(1 − r)): r = 0.75.
+# Two outputs of equal spread and correlation r are √(2(1 − r)) spreads apart: 0.71 is r = 0.75.
 # Nets that train well (digits, six architectures and rates) stay below 0.5 once the statistics have settled.
 _LIMIT = 0.5**0.5
 # The lag that ordinary training leaves in one layer (NRM304).
