@@ -136,7 +136,7 @@ def test_data_replaced() -> None:
 def test_each_output_has_its_edge() -> None:
     def split(net: Calls, t: Tensor) -> Tensor:
         q, k, v = t[..., :6].chunk(3, -1)
-        values, indices = (q @ k.mT).max(-1)
+        values, _ = (q @ k.mT).max(-1)
         return values[..., None] * v
 
     graph = graph_of(split)

@@ -6,7 +6,6 @@ import copy
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -214,15 +213,11 @@ def test_own_hooks_of_the_model_run_as_ever() -> None:
     assert len(net.lin._forward_hooks) == 1
 
 
-@pytest.fixture
-def failing() -> Iterator[Calls]:
-    yield Calls(lambda net, t: t @ t)
-
-
-def test_failure_keeps_its_own_traceback_and_says_what_was_called(failing: Calls) -> None:
+def test_failure_keeps_its_own_traceback_and_says_what_was_called() -> None:
+    failing = Calls(lambda net, t: t @ t)
     with pytest.raises(RuntimeError, match="Expected size") as caught:
         record(failing, x())
-    assert caught.traceback[-1].name == "__torch_function__" or "nets.py" in str(caught.getrepr())
+    assert any(entry.name == "<lambda>" for entry in caught.traceback)
     (note,) = caught.value.__notes__
     assert "Calls(float32[2, 4, 8])" in note
     assert "forward(x" in note

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from musigma.graph import _kinds as kinds
 from musigma.graph._activations import Activation, find_activation
-from musigma.graph._nodes import UNKNOWN, Buffer, Edge, Input, Node, Parameter, Source
+from musigma.graph._nodes import UNKNOWN, Buffer, Edge, Input, Node, Parameter, Source, TensorSpec
 from musigma.graph._norms import Norm, NormPath, find_norm, find_norms
 from musigma.graph._residual import Branch, find_branches
 
@@ -28,6 +28,7 @@ class Graph:
         inputs: names of the example's tensors.
         parameters: all parameters of the model, each as the tuple of its names.
         buffers: the same for buffers.
+        specs: shape, dtype and device of every parameter and buffer, by its first name.
     """
 
     nodes: tuple[Node, ...]
@@ -36,6 +37,7 @@ class Graph:
     inputs: tuple[str, ...] = ()
     parameters: tuple[tuple[str, ...], ...] = ()
     buffers: tuple[tuple[str, ...], ...] = ()
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -144,18 +146,18 @@ class Graph:
         """
         if node.op not in kinds.WEIGHT_OPS:
             return ()
-        roles = [name for name in node.arguments if "weight" in name or name == "params"]
+        roles = [name for name in node.arguments if "weight" in name or name in ("params", "w_ih", "w_hh")]
         if not roles and not self.is_live(node):
             return ()  # an expression of weights, which is part of the layer that uses it
-        if not roles:
-            roles = [
-                n for n in node.arguments if n != "bias" and not (n == "input" and node.op.startswith("add"))
-            ]
+        added = ("bias", "input") if node.op in ("addmm", "addmv", "addbmm", "baddbmm") else ("bias",)
         names: dict[str, None] = {}
-        for role in roles:
+        for role in roles or [name for name in node.arguments if name not in added]:
             for source in node.arguments[role]:
                 names |= dict.fromkeys(self._static_parameters(source))
-        return tuple(names)
+        # A recurrent op takes its weights and biases as one list.
+        return tuple(
+            n for n in names if "params" not in roles or len(self.specs[self.canonical(n)].shape) > 1
+        )
 
     def weight_layers(self) -> tuple[Node, ...]:
         """The nodes that mix features with a weight parameter, in execution order."""

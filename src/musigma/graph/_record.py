@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import GeneratorType
@@ -19,7 +20,7 @@ from musigma.graph._example import Example, arguments, describe_call, input_name
 from musigma.graph._graph import Graph
 from musigma.graph._memory import Memory
 from musigma.graph._modules import Frame, ModuleStack
-from musigma.graph._nodes import Buffer, Input, Node, Parameter
+from musigma.graph._nodes import Buffer, Input, Node, Parameter, TensorSpec
 from musigma.graph._state import Untouched
 from musigma.graph._tensors import named_tensors
 
@@ -110,9 +111,13 @@ def _eager() -> Iterator[None]:
     # Importing dynamo costs more than recording; who has compiled anything has imported it.
     if "torch._dynamo" not in sys.modules:
         yield
-    else:
-        with torch.compiler.set_stance("force_eager"):
-            yield
+        return
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        # Our hooks do see the wrapper and the module in it; both have a path, so nothing counts twice.
+        warnings.filterwarnings(
+            "ignore", message=r"Using `torch.compile\(module\)` when there are global hooks"
+        )
+        yield
 
 
 class _Recorder(TorchFunctionMode):
@@ -155,6 +160,10 @@ class _Recorder(TorchFunctionMode):
             inputs=self._inputs,
             parameters=tuple(all_names for _, all_names in self._parameters),
             buffers=tuple(all_names for _, all_names in self._buffers),
+            specs={
+                all_names[0]: TensorSpec.of(tensor)
+                for tensor, all_names in (*self._parameters, *self._buffers)
+            },
         )
 
     def note(self, call: str) -> str:
