@@ -48,7 +48,7 @@ SPELLINGS: dict[str, list[Callable[[Tensor], Any]]] = {
     "sigmoid": [torch.sigmoid, F.sigmoid, torch.special.expit, nn.Sigmoid(), Tensor.sigmoid_],
     "softmax": [lambda t: F.softmax(t, -1), lambda t: t.softmax(-1), nn.Softmax(-1)],
     "clamp": [lambda t: t.clamp(0), lambda t: torch.clip(t, 0), lambda t: t.clamp_min_(0)],
-    "dropout": [F.dropout, nn.Dropout(), lambda t: torch.dropout(t, 0.5, True), lambda t: F.dropout(t, 0.1, True, True)],
+    "dropout": [F.dropout, nn.Dropout(), nn.Dropout(inplace=True), lambda t: torch.dropout(t, 0.5, True)],
     "cat": [lambda t: torch.cat([t, t]), lambda t: torch.concat([t, t]), lambda t: torch.concatenate([t, t])],
     "max_pool1d": [lambda t: F.max_pool1d(t, 2), nn.MaxPool1d(2), nn.MaxPool1d(2, return_indices=True)],
     "layer_norm": [

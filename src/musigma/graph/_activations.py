@@ -126,7 +126,7 @@ def _returned(graph: Graph, edge: Edge) -> bool:
 def _activation_at(graph: Graph, edge: Edge) -> tuple[Node, ...]:
     """The elementwise nodes that take in all of a value and bend it; else an activation that reads it too."""
     whole = _whole(graph, edge)
-    if whole and bends(Function(whole, edge)):
+    if whole and ((len(whole) == 1 and _is_named(whole[0])) or bends(Function(whole, edge))):
         return whole
     direct = [node for node in graph.consumers(edge) if _is_named(node) and _reads_as_signal(node, edge)]
     return (direct[0],) if direct and not (whole or _is_part(graph, edge, direct[0])) else ()
@@ -178,7 +178,7 @@ def _behind(graph: Graph, region: list[Node]) -> tuple[Node, ...]:
     return tuple(node for node in region if node.index in needed)
 
 
-_SHAPERS: Final = frozenset(("square", "pow", "mul", "div", "add", "sub", "neg"))
+_SHAPERS: Final = kinds.ELEMENTWISE - kinds.ACTIVATIONS
 
 
 def _with_scale(graph: Graph, edge: Edge, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -192,6 +192,9 @@ class Node:
         """Whether the call wrote over its own first argument (`relu_`, `x += y`, `x[0] = y`)."""
         return "input" in self.writes
 
+    def __repr__(self) -> str:
+        return f"<Node {self}>"
+
     def __str__(self) -> str:
         operands = [
             _join(sources) if name in _PLAIN_ARGUMENTS else f"{name}={_join(sources)}"

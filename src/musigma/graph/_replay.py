@@ -48,10 +48,14 @@ def rerun(recipe: Recipe, values: Mapping[object, Tensor]) -> Tensor:
         values: tensors by edge key or source; all of one dtype, which constants take on.
     """
     like = next(iter(values.values()))
-    # Clones, because the recorded op may work in place.
+    # Clones, because the recorded op may work in place; constants broadcast, but for a target of that.
     operands = [
-        torch.full_like(like, operand) if isinstance(operand, float) else values[_token(operand)].clone()
-        for operand in recipe.operands
+        values[_token(operand)].clone()
+        if not isinstance(operand, float)
+        else torch.full_like(like, operand)
+        if place == 0
+        else like.new_full((), operand)
+        for place, operand in enumerate(recipe.operands)
     ]
     args = [_filled(value, operands) for value in recipe.args]
     kwargs = {name: _filled(value, operands) for name, value in recipe.kwargs.items()}

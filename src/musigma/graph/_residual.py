@@ -128,7 +128,7 @@ def _is_whole_number(graph: Graph, source: Source) -> bool:
 
 
 _QUIET: Final = (
-    (kinds.VIEWS - frozenset(("chunk", "split", "unbind", "tensor_split", "select")))
+    (kinds.VIEWS - kinds.SELECTIONS)
     | kinds.DROPOUTS
     | kinds.POOLINGS
     | kinds.PADDINGS
@@ -159,15 +159,20 @@ def _through(graph: Graph, node: Node, path: tuple[Node, ...]) -> Source | None:
     if len(signals) != 1:
         return None
     if node.op in _PROJECTIONS and graph.weights(node):
-        return None if _work(graph, path) or _drops_positions(node, path) else signals[0]
-    if node.op in _QUIET and not (_work(graph, path) and _drops_positions(node, (node,))):
-        return signals[0]
-    return signals[0] if node.op in _SCALED else None
+        return None if _work(graph, path) or any(step.op in kinds.SELECTIONS for step in path) else signals[0]
+    if node.op in kinds.SELECTIONS:
+        return signals[0] if _subsamples(node) and not _work(graph, path) else None
+    return signals[0] if node.op in _QUIET | _SCALED else None
 
 
-def _drops_positions(node: Node, path: tuple[Node, ...]) -> bool:
-    # `x[:, t]` of a hand-written recurrence is another time step, not a skip to the same signal.
-    return any(step.op in kinds.SELECTIONS for step in path)
+def _subsamples(node: Node) -> bool:
+    """Whether a selection keeps every dimension: `x[:, ::2]`.
+
+    `x[:, t]` of a hand-written recurrence is another time step, not a skip to the same signal.
+    """
+    index = node.options.get("index")
+    parts = index if isinstance(index, tuple) else (index,)
+    return node.op == "getitem" and all(isinstance(part, slice) or part is ... for part in parts)
 
 
 def _work(graph: Graph, nodes: tuple[Node, ...]) -> int:
