@@ -80,7 +80,7 @@ Root = Input | Parameter | Buffer
 @dataclass(frozen=True)
 class _Write:
     when: float
-    region: Region | None
+    tensor: Tensor
     source: Edge | Unknown
 
 
@@ -94,7 +94,6 @@ class _Exposed:
 
 @dataclass(frozen=True)
 class _Known:
-    region: Region | None
     root: Root
     names: tuple[str, ...]
     tensor: Tensor
@@ -121,7 +120,7 @@ class Memory:
 
     def add_root(self, tensor: Tensor, root: Root, names: tuple[str, ...]) -> None:
         """Make a tensor known as an input, a parameter or a buffer."""
-        known = _Known(Region.of(tensor), root, names, tensor)
+        known = _Known(root, names, tensor)
         self._by_identity.setdefault(id(tensor), known)
         self._roots.setdefault(_key(tensor), []).append(known)
         self.keep(tensor)
@@ -195,7 +194,7 @@ class Memory:
         self._made[id(tensor)] = (int(edge), edge)
         if written:
             key = _key(tensor)
-            self._writes.setdefault(key, []).append(_Write(int(edge), Region.of(tensor), edge))
+            self._writes.setdefault(key, []).append(_Write(int(edge), tensor, edge))
             for exposed in self._exposed.get(key, ()):
                 exposed.values = exposed.tensor.detach().clone()
 
@@ -206,28 +205,22 @@ class Memory:
     def _look(self, key: Hashable) -> None:
         for exposed in self._exposed.get(key, ()):
             if not _identical(exposed.tensor.detach(), exposed.values):
-                write = _Write(self._clock + 0.5, Region.of(exposed.tensor), UNKNOWN)
+                write = _Write(self._clock + 0.5, exposed.tensor, UNKNOWN)
                 self._writes.setdefault(key, []).append(write)
                 exposed.values = exposed.tensor.detach().clone()
 
     def _last_write(self, tensor: Tensor, since: int) -> Edge | Unknown | None:
-        region = Region.of(tensor)
-        for write in reversed(self._writes.get(_key(tensor), [])):
+        for write in reversed(self._writes.get(_key(tensor), ())):
             if write.when <= since:
                 return None
-            if region is None or write.region is None or region.overlaps(write.region):
+            if _overlap(tensor, write.tensor):
                 return write.source
         return None
 
     def _known(self, tensor: Tensor) -> list[_Known]:
         if id(tensor) in self._by_identity:
             return [self._by_identity[id(tensor)]]
-        candidates, region = self._roots.get(_key(tensor), []), Region.of(tensor)
-        return [
-            known
-            for known in candidates
-            if region is None or known.region is None or region.overlaps(known.region)
-        ]
+        return [known for known in self._roots.get(_key(tensor), ()) if _overlap(tensor, known.tensor)]
 
 
 def _key(tensor: Tensor) -> Hashable:
@@ -238,6 +231,14 @@ def _key(tensor: Tensor) -> Hashable:
         return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):
         return ("object", id(tensor))  # sparse and other layouts that own no storage of their own
+
+
+def _overlap(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors of one storage share an element, as far as their layouts tell."""
+    if first is second:
+        return True
+    here, there = Region.of(first), Region.of(second)
+    return here is None or there is None or here.overlaps(there)
 
 
 def _identical(left: Tensor, right: Tensor) -> bool:

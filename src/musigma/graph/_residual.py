@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from musigma.graph import _kinds as kinds
-from musigma.graph._nodes import UNKNOWN, Edge, Node, Source
+from musigma.graph._nodes import Edge, Node, Source
 
 if TYPE_CHECKING:
     from musigma.graph._graph import Graph
@@ -76,13 +76,14 @@ def _operands(add: Node) -> tuple[Source, ...]:
 def _between(graph: Graph, add: Node, skip: Source, end: Source, known: dict[int, Branch]) -> Branch | None:
     if not isinstance(end, Edge):
         return None
-    reach = _sources_behind(graph, end)
     for start, path in _skip_paths(graph, skip, known):
-        if _token(start) in reach and _token(start) != _token(end) and not _is_whole_number(graph, start):
-            begin = _origin(graph, start)
-            if _is_branch(graph, _nodes_between(graph, begin, end), path):
-                return _made(graph, add, begin, end, path)
+        if _is_whole_number(graph, start):
             return None
+        nodes = _nodes_between(graph, start, end)
+        if nodes:
+            begin = _origin(graph, start)
+            nodes = nodes if begin is start else _nodes_between(graph, begin, end)
+            return _made(graph, add, begin, nodes, path) if _is_branch(graph, nodes, path) else None
     return None
 
 
@@ -96,13 +97,12 @@ def _origin(graph: Graph, start: Source) -> Source:
     return start
 
 
-def _made(graph: Graph, add: Node, start: Source, end: Edge, skip: tuple[Node, ...]) -> Branch:
-    nodes = _nodes_between(graph, start, end)
+def _made(graph: Graph, add: Node, start: Source, nodes: tuple[Node, ...], skip: tuple[Node, ...]) -> Branch:
     inside = {node.index for node in nodes}
     after = max((node.index for node in nodes if graph.weights(node)), default=-1)
     scalings = tuple(n for n in nodes if n.index > after and _is_scaling(graph, n))
     norms = tuple(norm.node for norm in graph.norms() if norm.node.index in inside)
-    return Branch(start, graph.nodes[end], add, nodes, _last_weight(graph, nodes), skip, norms, scalings)
+    return Branch(start, nodes[-1], add, nodes, _last_weight(graph, nodes), skip, norms, scalings)
 
 
 def _is_scaling(graph: Graph, node: Node) -> bool:
@@ -111,11 +111,6 @@ def _is_scaling(graph: Graph, node: Node) -> bool:
 
 def _token(source: Source) -> object:
     return source.key if isinstance(source, Edge) else source
-
-
-def _sources_behind(graph: Graph, end: Edge) -> set[object]:
-    behind = {_token(source) for index in graph.ancestors(end) for source in graph.nodes[index].inputs}
-    return {token for token in behind if token is not UNKNOWN}
 
 
 def _is_whole_number(graph: Graph, source: Source) -> bool:
@@ -192,8 +187,23 @@ def _is_branch(graph: Graph, nodes: tuple[Node, ...], skip: tuple[Node, ...]) ->
 
 
 def _nodes_between(graph: Graph, start: Source, end: Edge) -> tuple[Node, ...]:
-    inside = graph.ancestors(end) & graph.descendants(start)
-    return tuple(graph.nodes[index] for index in sorted(inside))
+    """The nodes on the ways from one value (exclusive) to the node of another, empty if there is none."""
+    # Nothing before the start lies on a way from it, which keeps the search inside the block.
+    floor = int(start) if isinstance(start, Edge) else -1
+    behind, pending = {int(end)}, [int(end)]
+    while pending:
+        node = graph.nodes[pending.pop()]
+        further = {int(s) for s in node.inputs if isinstance(s, Edge) and s > floor} - behind
+        behind |= further
+        pending += further
+    reached: set[int] = set()
+    for index in sorted(behind):
+        sources = graph.nodes[index].inputs
+        if any(s in reached if isinstance(s, Edge) else False for s in sources) or any(
+            _token(s) == _token(start) for s in sources
+        ):
+            reached.add(index)
+    return tuple(graph.nodes[index] for index in sorted(reached)) if int(end) in reached else ()
 
 
 def _last_weight(graph: Graph, nodes: tuple[Node, ...]) -> str | None:
