@@ -9,7 +9,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._checks import check_add, check_channels, check_eps, check_running
-from musigma.functional._parameters import affine_in, cast, compute_dtype
+from musigma.functional._parameters import affine_for, cast, compute_dtype
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.ops import affine, selected
 from musigma.statistics import moments
@@ -152,7 +152,7 @@ def by_running_statistics(
     dtype = compute_dtype(x)
     return torch.batch_norm(
         x,
-        *affine_in(dtype, weight, bias),
+        *affine_for(x, weight, bias, x.shape[1:2]),
         cast(mean, dtype),
         cast(var, dtype),
         False,
@@ -181,10 +181,9 @@ def _by_batch_statistics(
         own = moments(x, _all_but_channels(x))
         return affine(x, own.mean, own.var(), weight, bias, eps), (own.count, own.mean, own.m2)
     track = track and count > 0
-    dtype = compute_dtype(x)
     mean, var = landing(x) if track else (None, None)
     y = torch.batch_norm(
-        x, *affine_in(dtype, weight, bias), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
+        x, *affine_for(x, weight, bias, x.shape[1:2]), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
     )
     if mean is None or var is None:
         return y, None

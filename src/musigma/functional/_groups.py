@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._batch import by_running_statistics
 from musigma.functional._checks import check_channels, check_eps, check_groups, check_running
-from musigma.functional._parameters import affine_in, compute_dtype, matched
+from musigma.functional._parameters import affine_for, matched
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._single import only_bias, warn_single_value
 from musigma.ops import group_norm as group_norm_op
@@ -83,7 +83,7 @@ def group_norm(
     elif selected("group_norm", input):
         y = group_norm_op(input, num_groups, weight, bias, eps)[0]
     else:
-        x, weight, bias = matched(input, weight, bias)
+        x, weight, bias = matched(input, weight, bias, input.shape[1:2])
         y = torch.group_norm(x, num_groups, weight, bias, eps)
         if x is not input:
             y = y.to(input.dtype)
@@ -210,10 +210,9 @@ def _by_instance(
         y, mean, m2 = group_norm_op(x, x.shape[1], weight, bias, eps)
         count = mean.new_full((), positions)
         return y, (count, mean.mean(0), m2.mean(0)) if track else None
-    dtype = compute_dtype(x)
     mean, var = landing(x) if track else (None, None)
     y = torch.instance_norm(
-        x, *affine_in(dtype, weight, bias), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
+        x, *affine_for(x, weight, bias, x.shape[1:2]), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
     )
     y = y.contiguous(memory_format=memory_format(x))
     if mean is None or var is None:

@@ -82,7 +82,7 @@ def layer_norm(
     elif selected("row_norm", input):
         y = row_norm(input, len(shape), weight, bias, eps, True)[0]
     else:
-        x, weight, bias = matched(input, weight, bias)
+        x, weight, bias = matched(input, weight, bias, shape)
         y = torch.layer_norm(x, shape, weight, bias, eps)
         if x is not input:
             y = y.to(input.dtype)
@@ -145,11 +145,12 @@ def rms_norm(
     if selected("row_norm", input):
         y = row_norm(input, len(shape), weight, None, eps, False)[0]
     elif weight is None or weight.dtype is input.dtype:
-        y = torch.rms_norm(input, shape, weight, eps)
+        # a row's sum must not depend on how many other rows lie between its values
+        y = torch.rms_norm(input.contiguous(), shape, weight, eps)
     else:
         # torch's would warn, and round twice
         dtype = compute_dtype(input)
-        y = torch.rms_norm(input.to(dtype), shape, weight.to(dtype), eps).to(input.dtype)
+        y = torch.rms_norm(input.to(dtype).contiguous(), shape, weight.to(dtype), eps).to(input.dtype)
     return y if activation is None else activate(y, activation)
 
 
