@@ -306,6 +306,24 @@ def test_hollow_parameters_are_refused() -> None:
     assert equal(values(hollow), values(plain))
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_default_device_makes_no_difference(device: str) -> None:
+    """Large models are built under `torch.device("meta")`, scripts start with set_default_device."""
+    rules = {
+        "l0.weight": functools.partial(he_normal_, nonlinearity=lambda z: z * torch.tensor(0.5)),
+        "l1.weight": truncated_normal_,
+        "l2.weight": lambda w: w.copy_(torch.randn(w.shape)),
+        "*.bias": torch_default_bias_,
+    }
+    plain, other = mlp(), mlp()
+    apply(plain, rules)
+    with torch.device(device):
+        apply(other, rules)
+        w = orthogonal_(torch.empty(5, 5, device="cpu"), generator=torch.Generator("cpu").manual_seed(0))
+    assert equal(values(plain), values(other))
+    assert torch.equal(w, orthogonal_(torch.empty(5, 5), generator=torch.Generator().manual_seed(0)))
+
+
 def test_expanded_parameters_are_refused_before_anything_is_written() -> None:
     net = mlp()
     net["l1"].weight = nn.Parameter(torch.zeros(20, 1).expand(20, 30))

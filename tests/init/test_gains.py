@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from musigma.init import gain, lecun_normal_, moments_of
-from musigma.init._activations import ACTIVATIONS
+from musigma.init._activations import ACTIVATIONS, resolve
 from musigma.init._gains import GAINS
 from musigma.statistics import moments
 
@@ -137,6 +137,9 @@ def test_monte_carlo_agrees(activation: str) -> None:
         (nn.ReLU(), "relu"),
         (nn.ReLU(inplace=True), "relu"),
         (F.relu_, "relu"),
+        (nn.SiLU(inplace=True), "silu"),
+        (F.elu_, "elu"),
+        (torch.sin_, "sin"),
         (nn.GELU(), "gelu"),
         (nn.GELU("tanh"), "gelu_tanh"),
         (("gelu", {"approximate": "tanh"}), "gelu_tanh"),
@@ -156,6 +159,13 @@ def test_monte_carlo_agrees(activation: str) -> None:
 def test_every_way_to_name_an_activation(activation: object, same: str) -> None:
     # float32 inside costs its own rounding.
     assert gain(activation) == pytest.approx(gain(same), rel=1e-7)  # type: ignore[arg-type]
+
+
+def test_in_place_activations_do_not_write_to_the_points() -> None:
+    function, _ = resolve(nn.SiLU(inplace=True))
+    z = torch.linspace(-2, 2, 5, dtype=torch.float64)
+    assert torch.equal(function(z), F.silu(torch.linspace(-2, 2, 5, dtype=torch.float64)))
+    assert torch.equal(z, torch.linspace(-2, 2, 5, dtype=torch.float64))
 
 
 def test_learned_slopes_are_taken_as_they_are_and_left_alone() -> None:

@@ -191,7 +191,7 @@ def _rehearse(task: _Task, seed: int) -> None:
             rule.fill(blank, torch.Generator(), task.keywords)
             return
         # float32 whatever the parameter's dtype, so that a model in half precision gets the same numbers.
-        task.staged = torch.full(parameter.shape, math.nan, dtype=torch.float32)
+        task.staged = torch.full(parameter.shape, math.nan, dtype=torch.float32, device="cpu")
         with torch.no_grad():
             rule.fill(task.staged, generator_for(seed, task.slot.name), task.keywords)
     except Exception as error:
@@ -213,9 +213,9 @@ def _perform(task: _Task, seed: int) -> None:
         parameter.copy_(task.staged)
         return
     # CPU numbers for every device: other devices' generators give others.
-    target = (
-        parameter if parameter.device.type == "cpu" else torch.empty(parameter.shape, dtype=parameter.dtype)
-    )
+    target = parameter
+    if parameter.device.type != "cpu":
+        target = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
     task.rule.fill(target, generator_for(seed, task.slot.name), task.keywords)
     if target is not parameter:
         parameter.copy_(target)

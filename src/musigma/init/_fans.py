@@ -133,7 +133,7 @@ def _tensor_fans(weight: Tensor, what: str) -> Fans:
     if weight.dim() < 2:
         raise ValueError(
             f"Fan in and fan out can not be computed for tensor with fewer than 2 dimensions: {what} has "
-            f"shape {tuple(weight.shape)}; pass the layer's weight, or fans= for a tensor that only looks so"
+            f"shape {tuple(weight.shape)}; a bias or a norm's weight needs another scheme (zeros_, ones_)"
         )
     kernel = math.prod(weight.shape[2:])
     return Fans(weight.shape[1] * kernel, weight.shape[0] * kernel)

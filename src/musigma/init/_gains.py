@@ -82,7 +82,7 @@ def moments_of(activation: Activation, mean: float = 0.0, std: float = 1.0) -> A
         return torch.stack([out, out.square()])
 
     if std == 0:
-        first, second = both(torch.tensor([mean], dtype=torch.float64)).squeeze(-1).tolist()
+        first, second = both(torch.tensor([mean], dtype=torch.float64, device="cpu")).squeeze(-1).tolist()
     else:
         first, second = expect(both, mean, std, label).tolist()
     return ActivationMoments(first, second)

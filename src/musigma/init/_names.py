@@ -82,7 +82,7 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     # torch's CPU generator keeps 32 bits of a seed: among 10,000 names a pair of equals is 1 in 86. Starting
     # at one of 65,536 places of the stream makes it 1 in 5 million.
     offset = int.from_bytes(digest[4:], "little") % _OFFSETS
-    torch.empty(offset, dtype=torch.int32).random_(generator=generator)
+    torch.empty(offset, dtype=torch.int32, device="cpu").random_(generator=generator)
     return generator
 
 

@@ -58,7 +58,7 @@ def expect(function: Callable[[Tensor], Tensor], mean: float, std: float, label:
 
     low, high = _panels(mean, std)
     rough = integrate(low, high)
-    total = torch.zeros(rough.shape[0], dtype=torch.float64)
+    total = torch.zeros_like(rough[:, 0])
     # An odd function's panels cancel: errors are judged against the sum of their sizes.
     error, size = torch.zeros_like(total), torch.zeros_like(total)
     for _ in range(_MOST_BISECTIONS):
@@ -88,13 +88,15 @@ def expect(function: Callable[[Tensor], Tensor], mean: float, std: float, label:
 
 
 def _panels(mean: float, std: float) -> tuple[Tensor, Tensor]:
-    core = torch.arange(-_CORE, _CORE + _CORE_WIDTH / 2, _CORE_WIDTH, dtype=torch.float64)
-    tail = torch.linspace(_CORE, _EDGE, round((_EDGE - _CORE) / _TAIL_WIDTH) + 1, dtype=torch.float64)[1:]
+    core = torch.arange(-_CORE, _CORE + _CORE_WIDTH / 2, _CORE_WIDTH, dtype=torch.float64, device="cpu")
+    tail = torch.linspace(
+        _CORE, _EDGE, round((_EDGE - _CORE) / _TAIL_WIDTH) + 1, dtype=torch.float64, device="cpu"
+    )[1:]
     # Activations bend where z is of order 1. Under a wide density that is a needle no rule would see:
     # panels that halve towards z = 0, down to 1/16, lead to it.
-    halvings = torch.arange(1, max(1, math.ceil(math.log2(std)) + 4), dtype=torch.float64)
+    halvings = torch.arange(1, max(1, math.ceil(math.log2(std)) + 4), dtype=torch.float64, device="cpu")
     ladder = std * torch.exp2(-halvings)
-    bends = (torch.cat([-ladder, torch.zeros(1, dtype=torch.float64), ladder]) - mean) / std
+    bends = (torch.cat([-ladder, torch.zeros(1, dtype=torch.float64, device="cpu"), ladder]) - mean) / std
     edges = torch.cat([-tail.flip(0), core, tail, bends[bends.abs() < _EDGE]]).unique()
     return edges[:-1], edges[1:]
 

@@ -47,7 +47,7 @@ class Rule:
             self.call(w, generator=generator, **keywords)
             return
         # A foreign function draws from torch's own generator: lend it this one's numbers and take them back.
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.set_state(generator.get_state())
             self.call(w, **keywords)
             generator.set_state(torch.default_generator.get_state())

@@ -112,7 +112,7 @@ def _truncated_law(setting: Setting) -> Law:
 
 def _inside(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
     """The least and the greatest number of a dtype strictly between two bounds."""
-    first, last = torch.tensor([low, high], dtype=torch.float64).to(dtype)
+    first, last = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(dtype)
     if first.item() <= low:
         first = torch.nextafter(first, torch.full_like(first, math.inf))
     if last.item() >= high:
