@@ -126,6 +126,9 @@ def test_attributes_are_copies() -> None:
     s.moments_.count.fill_(0)
     assert s.mean_[0] == X[:, 0].mean()
     assert s.n_samples_seen_ == 8
+    uneven = Standardizer().fit(np.array([[1.0, np.nan], [2.0, 3.0]]), sample_weight=0.25)
+    uneven.n_samples_seen_[:] = 99
+    assert uneven.n_samples_seen_.tolist() == [0.5, 0.25]
 
 
 @pytest.mark.parametrize("axis", [1, -3, (1, 2, 3), (3, 1), (-1, -3), None])
