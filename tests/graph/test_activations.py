@@ -12,6 +12,7 @@ from tests.graph.nets import GPT, Calls, Llama, PreActBlock, UNet, resnet, token
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import musigma.functional
 from musigma.graph import Activation, Graph, record
 
 Then = Callable[[Any, Tensor], Any]
@@ -148,6 +149,20 @@ def test_gated_product_has_its_activation_on_one_side_only() -> None:
     packed = after(lambda net, t: t.chunk(2, -1)[0] * F.gelu(t.chunk(2, -1)[1]))
     assert packed is not None
     assert packed.name == "gelu"
+
+
+def test_activation_inside_a_fused_norm() -> None:
+    def fused(net: Calls, t: Tensor) -> Tensor:
+        return musigma.functional.batch_norm(t, None, None, net.weight, training=True, activation="silu")
+
+    net = Calls(fused, weight=nn.Parameter(torch.ones(4)))
+    graph = record(net, x())
+    for name in ("lin.weight", "weight"):
+        found = graph.following_activation(name)
+        assert found is not None
+        assert (found.name, found.node, found.between, found.only) == ("silu", graph.nodes[1], (), True)
+        assert found.fn is not None
+        assert torch.equal(found.fn(GRID), F.silu(GRID))
 
 
 def test_glu_is_no_function_of_one_number() -> None:

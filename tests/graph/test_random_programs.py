@@ -151,7 +151,7 @@ def test_functional_edges_are_autograds(program: list[Step]) -> None:
         assert reaching(graph, source) == {i for i, g in enumerate(grads) if g is not None}
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(steps(FUNCTIONAL + MUTATING))
 def test_no_influence_is_missed_when_memory_is_written(program: list[Step]) -> None:
     model, xs = Program(program), example()

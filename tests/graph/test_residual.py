@@ -11,6 +11,7 @@ from tests.graph.nets import GPT, Calls, Llama, PreActBlock, UNet, resnet, token
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import musigma.functional
 from musigma.graph import Branch, Edge, Input, record
 
 Then = Callable[[Any, Tensor], Any]
@@ -97,6 +98,29 @@ def test_scaled_branches() -> None:
     assert [node.op for node in scaled.scalings] == ["mul"]
     assert scaled.scalings[0].parameters == ("alpha",)
     assert only(branches(lambda net, t: t + net.up(2 * t))).scalings == ()
+
+
+def test_sums_inside_fused_norms() -> None:
+    def post_norm(net: Calls, t: Tensor) -> Tensor:
+        for _ in range(2):
+            y, t = musigma.functional.add_layer_norm(net.up(t), t, (8,))
+        return y
+
+    first, second = branches(post_norm)
+    assert first.start == 0
+    assert isinstance(second.start, Edge)
+    assert second.start.key == (first.add.index, 1)
+    assert first.norms == ()
+
+    def block(net: Calls, t: Tensor) -> Tensor:
+        return musigma.functional.batch_norm(net.up(t), None, None, training=True, add=t, activation="relu")
+
+    branch = only(branches(block))
+    assert branch.last_parameter == "up.weight"
+    assert branch.norms == (branch.add,)
+    found = record(Calls(block), x()).following_activation("up.weight")
+    assert found is not None
+    assert found.name == "relu"
 
 
 def test_parallel_branches_of_one_stream() -> None:

@@ -14,7 +14,9 @@ import torch
 from tests.graph.nets import Calls, resnet, x
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 
+from musigma._errors import MusigmaWarning
 from musigma.graph import record
 
 
@@ -145,6 +147,41 @@ def test_buffers_of_a_trained_batch_norm_are_untouched_bit_for_bit() -> None:
     before = snapshot(model, example := x(2, 3, 8, 8))
     record(model, example)
     assert_same(before, snapshot(model, example))
+
+
+def test_embedding_that_shortens_its_rows_is_put_back() -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, max_norm=0.1), nn.ReLU())
+    before = model[0].weight.detach().clone()
+    graph = record(model, torch.tensor([1, 2]))
+    assert torch.equal(model[0].weight, before)
+    assert graph.nodes[0].writes == ("weight",)
+
+
+def test_write_that_only_a_schema_tells_is_put_back() -> None:
+    with torch.library._scoped_library("musigma_graph_test", "FRAGMENT") as library:
+        library.define("bump(Tensor x, Tensor(a!) weight) -> Tensor")
+        library.impl("bump", lambda t, w: t * w.add_(1).sum(), "CompositeExplicitAutograd")
+        net = Calls(lambda net, t: torch.ops.musigma_graph_test.bump(t, net.up.weight))
+        before = net.up.weight.detach().clone()
+        with torch.no_grad():
+            graph = record(net, x())
+    assert graph.nodes[1].writes == ("weight",)
+    assert torch.equal(net.up.weight, before)
+
+
+def scale_secretly(t: Tensor, weight: Tensor) -> Tensor:
+    if has_torch_function((t, weight)):
+        return handle_torch_function(scale_secretly, (t, weight), t, weight)
+    with torch.no_grad():
+        weight.mul_(2)
+    return t * 2
+
+
+def test_write_that_nothing_tells_is_at_least_reported() -> None:
+    net = Calls(lambda net, t: scale_secretly(t, net.up.weight))
+    with pytest.warns(MusigmaWarning, match=r"up\.weight was overwritten by .*scale_secretly"):
+        graph = record(net, x())
+    assert graph.nodes[1].writes == ("weight",)
 
 
 def test_results_equal_a_plain_forward() -> None:

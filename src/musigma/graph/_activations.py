@@ -5,14 +5,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import torch.nn.functional as F
 
 from musigma.graph import _kinds as kinds
 from musigma.graph._nodes import Edge, Node
-from musigma.graph._recognize import Elementwise, bends, recognize
+from musigma.graph._recognize import Elementwise, bends, known, recognize
 from musigma.graph._replay import Function, can_rerun
+from musigma.graph._residual import adds
 
 if TYPE_CHECKING:
     from musigma.graph._graph import Graph
@@ -64,6 +66,8 @@ def find_activation(graph: Graph, parameter: str) -> Activation | None:
 
 
 def _search(graph: Graph, use: Node) -> Activation | None:
+    if _fused(use):
+        return _made_fused(graph, use, use, {})
     pending: list[tuple[int, int]] = [(use.index, output) for output in range(len(use.outputs))]
     came_from: dict[int, tuple[int, int]] = {}
     while pending:
@@ -73,6 +77,9 @@ def _search(graph: Graph, use: Node) -> Activation | None:
         if core:
             return _made(graph, use, edge, core, came_from)
         for reader in graph.consumers(edge):
+            if reader.index not in came_from and _fused(reader) and _reads_as_signal(reader, edge):
+                came_from[reader.index] = key
+                return _made_fused(graph, use, reader, came_from)
             if reader.index not in came_from and _carries(graph, reader):
                 came_from[reader.index] = key
                 for output in range(len(reader.outputs)):
@@ -89,19 +96,41 @@ def _made(
 ) -> Activation:
     nodes = _with_scale(graph, edge, core)
     name, kwargs = _name(edge, core, nodes)
-    between, step = [], int(edge)
+    between = _between(graph, use, int(edge), came_from)
+    only = _feeds_only(graph, edge, {node.index for node in nodes}) and _is_only_way(graph, [use, *between])
+    return Activation(name, nodes[-1], kwargs, _function(edge, nodes), use, between, nodes, only)
+
+
+def _fused(node: Node) -> str | None:
+    """The activation that a norm of musigma applies to its own result."""
+    name = node.options.get("activation")
+    return name if isinstance(name, str) else None
+
+
+def _made_fused(graph: Graph, use: Node, node: Node, came_from: Mapping[int, tuple[int, int]]) -> Activation:
+    name = str(_fused(node))
+    between = () if node is use else _between(graph, use, came_from[node.index][0], came_from)
+    only = node is use or _is_only_way(graph, [use, *between, node])
+    return Activation(name, node, {}, known(name), use, between, (node,), only)
+
+
+def _between(
+    graph: Graph, use: Node, step: int, came_from: Mapping[int, tuple[int, int]]
+) -> tuple[Node, ...]:
+    """The nodes from a use to a step of the search, without the use."""
+    between: list[Node] = []
     while step != use.index:
         between.append(graph.nodes[step])
         step = came_from[step][0]
-    between.reverse()
-    way = [use, *between]
-    inside = {node.index for node in nodes}
-    only = _feeds_only(graph, edge, inside) and all(
+    return tuple(reversed(between))
+
+
+def _is_only_way(graph: Graph, way: list[Node]) -> bool:
+    return all(
         _feeds_only(graph, Edge(node.index, output), {after.index})
-        for node, after in zip(way, between, strict=False)
+        for node, after in pairwise(way)
         for output in range(len(node.outputs))
     )
-    return Activation(name, nodes[-1], kwargs, _function(edge, nodes), use, tuple(between), nodes, only)
 
 
 def _name(edge: Edge, core: tuple[Node, ...], nodes: tuple[Node, ...]) -> tuple[str, dict[str, object]]:
@@ -109,10 +138,10 @@ def _name(edge: Edge, core: tuple[Node, ...], nodes: tuple[Node, ...]) -> tuple[
     if len(core) == 1 and _is_named(core[0]) and scaled:
         return core[0].op, _numbers(core[0])
     function = _function(edge, nodes)
-    known = None if function is None else recognize(function)
-    if known is None and scaled and nodes != core:
+    found = None if function is None else recognize(function)
+    if found is None and scaled and nodes != core:
         return _name(edge, core, core)  # a constant scale leaves an activation its name
-    return known or ("*".join(node.op for node in nodes), {})
+    return found or ("*".join(node.op for node in nodes), {})
 
 
 def _feeds_only(graph: Graph, edge: Edge, readers: set[int]) -> bool:
@@ -232,12 +261,12 @@ _AFFINE: Final = kinds.SCALINGS | kinds.SUBTRACTIONS | frozenset(("add",))
 
 
 def _carries(graph: Graph, node: Node) -> bool:
-    if node.op in _CARRIERS:
+    if node.op in _CARRIERS and not adds(node):
         return True
     signals = sum(graph.is_live(source) for source in node.inputs)
     if node.op in _AFFINE and signals == 1:
         return True
-    return node.op in kinds.ADDITIONS and _ends_in_activation(graph, node)
+    return adds(node) and _ends_in_activation(graph, node)
 
 
 def _ends_in_activation(graph: Graph, node: Node) -> bool:

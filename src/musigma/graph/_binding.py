@@ -63,6 +63,18 @@ def with_defaults(function: Function, named: Mapping[str, Any]) -> dict[str, Any
     return {**{name: value for name, value in _defaults(function).items() if name not in named}, **named}
 
 
+@lru_cache(maxsize=4096)
+def mutable_arguments(function: Function) -> tuple[str, ...]:
+    """The arguments that an op's schema says it writes; empty for functions without a schema."""
+    overload = _overload(function)
+    if overload is None:
+        return ()
+    arguments = overload._schema.arguments
+    written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    first = arguments[0].name if arguments and arguments[0].name in _FIRST else None
+    return tuple("input" if name == first else name for name in written)
+
+
 def _names(op: str, function: Function, args: Sequence[Any]) -> tuple[str, ...]:
     if op in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         # Packed sequences pass their batch sizes second, which moves the weights to the fourth place.
@@ -113,12 +125,15 @@ def _override(function: Function) -> tuple[str, ...]:
     return _python(get_testing_overrides().get(function))
 
 
-def _schema(function: Function) -> tuple[str, ...]:
+def _overload(function: Function) -> torch._ops.OpOverload | None:
     if isinstance(function, torch._ops.OpOverloadPacket):
         function = getattr(function, function.overloads()[0])
-    if not isinstance(function, torch._ops.OpOverload):
-        return ()
-    return tuple(argument.name for argument in function._schema.arguments)
+    return function if isinstance(function, torch._ops.OpOverload) else None
+
+
+def _schema(function: Function) -> tuple[str, ...]:
+    overload = _overload(function)
+    return () if overload is None else tuple(argument.name for argument in overload._schema.arguments)
 
 
 def _aten(function: Function) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from musigma.graph import _kinds as kinds
 from musigma.graph import _names as names
-from musigma.graph._binding import bind, with_defaults
+from musigma.graph._binding import bind, mutable_arguments, with_defaults
 from musigma.graph._memory import Memory, Region
 from musigma.graph._nodes import Buffer, Edge, Node, Parameter, Recipe, Source, TensorSpec
 from musigma.graph._recipes import recipe
@@ -72,9 +72,11 @@ class Call:
         """The call of a function that a `TorchFunctionMode` was handed."""
         named = bind(function, args, kwargs)
         filled = with_defaults(function, named)
-        targets = tensors(kwargs.get("out"))
+        targets = tensors([kwargs.get("out"), *(named.get(name) for name in mutable_arguments(function))])
         if names.overwrites_by_name(function) or filled.get("inplace") is True:
             targets += tensors(args[0] if args else kwargs.get("input"))
+        if filled.get("max_norm") is not None:  # an embedding shortens its rows in place
+            targets += tensors(named.get("weight"))
         options = {
             name: value
             for name, value in filled.items()

@@ -147,9 +147,9 @@ class Memory:
             name for known in self._known(tensor) if isinstance(known.root, kind) for name in known.names
         )
 
-    def roots(self, tensor: Tensor) -> list[Tensor]:
+    def roots(self, tensor: Tensor) -> list[tuple[Root, Tensor]]:
         """The inputs, parameters and buffers whose memory the tensor shares."""
-        return [known.tensor for known in self._known(tensor)]
+        return [(known.root, known.tensor) for known in self._known(tensor)]
 
     def state(self, tensor: Tensor) -> Source | None:
         """The last write anywhere in the tensor's storage, else its root."""

@@ -98,7 +98,7 @@ Source = Edge | Input | Parameter | Buffer | Unknown
 class TensorSpec:
     """What is known of a tensor after it is gone."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int | torch.SymInt, ...]
     dtype: torch.dtype
     device: torch.device
 

@@ -48,14 +48,19 @@ def recognize(function: Elementwise) -> tuple[str, dict[str, object]] | None:
     values, grid = _values(function), _grid()
     if values is None:
         return None
-    for name, known in _KNOWN.items():
+    for name, function_of in _KNOWN.items():
         # Constants such as 0.044715 are written with five digits, which is closer than 1e-6 here.
-        if torch.allclose(values, known(grid), rtol=0, atol=1e-6):
+        if torch.allclose(values, function_of(grid), rtol=0, atol=1e-6):
             return name, {}
     slope = values[0] / grid[0]
     if torch.allclose(values, torch.where(grid > 0, grid, slope * grid), rtol=0, atol=1e-6):
         return "leaky_relu", {"negative_slope": round(float(slope), 9)}
     return None
+
+
+def known(name: str) -> Elementwise | None:
+    """The function of an activation's name."""
+    return _KNOWN.get(name)
 
 
 def _grid() -> Tensor:

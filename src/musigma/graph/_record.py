@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from musigma._errors import MusigmaWarning
 from musigma.graph import _kinds as kinds
 from musigma.graph import _names as names
 from musigma.graph._call import Call
@@ -190,6 +191,7 @@ class _Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             call.finish(result)
+            self._warn_of_lost(call)
             node = self._add(call, self._stack.innermost) if call.is_op() else None
         if node is not None:
             self._hear(node, args, kwargs, call.outputs)
@@ -206,9 +208,21 @@ class _Recorder(TorchFunctionMode):
             if isinstance(value, torch.Generator):
                 self._state.protect(value)
         for tensor in call.targets:
-            for root in self._memory.roots(tensor):
+            for _, root in self._memory.roots(tensor):
                 if id(root) in self._guarded:
                     self._state.protect(root)
+
+    def _warn_of_lost(self, call: Call) -> None:
+        for _, tensor in call.written.values():
+            for name, root in self._memory.roots(tensor):
+                if id(root) in self._guarded and not self._state.is_protected(root):
+                    self._guarded.discard(id(root))
+                    warnings.warn(
+                        f"{name} was overwritten by {call.target}, which neither its name nor a schema tells, "
+                        "so it is not as it was before the recording: record a copy of the model instead",
+                        MusigmaWarning,
+                        stacklevel=3,
+                    )
 
     def _after_module(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         # A script module runs in an interpreter that no mode sees: it is one op, of all its parameters.

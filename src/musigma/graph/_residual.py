@@ -51,10 +51,15 @@ def find_branches(graph: Graph) -> tuple[Branch, ...]:
     """
     found: dict[int, Branch] = {}
     for node in graph.nodes:
-        branch = _branch_of(graph, node, found) if node.op in kinds.ADDITIONS else None
+        branch = _branch_of(graph, node, found) if adds(node) else None
         if branch is not None:
             found[node.index] = branch
     return tuple(found.values())
+
+
+def adds(node: Node) -> bool:
+    """Whether a node sums two signals: an addition, or a norm that takes another one in (`add=`)."""
+    return node.op in kinds.ADDITIONS or "add" in node.arguments
 
 
 def _branch_of(graph: Graph, add: Node, known: dict[int, Branch]) -> Branch | None:
@@ -68,9 +73,8 @@ def _branch_of(graph: Graph, add: Node, known: dict[int, Branch]) -> Branch | No
 
 
 def _operands(add: Node) -> tuple[Source, ...]:
-    if add.op == "add":
-        return (*add.arguments.get("input", ())[:1], *add.arguments.get("other", ())[:1])
-    return (*add.arguments.get("input", ())[:1], *add.arguments.get("residual", ())[:1])
+    other = next(name for name in ("add", "residual", "other") if name in (*add.arguments, "other"))
+    return (*add.arguments.get("input", ())[:1], *add.arguments.get(other, ())[:1])
 
 
 def _between(graph: Graph, add: Node, skip: Source, end: Source, known: dict[int, Branch]) -> Branch | None:
@@ -98,7 +102,7 @@ def _origin(graph: Graph, start: Source) -> Source:
 
 
 def _made(graph: Graph, add: Node, start: Source, nodes: tuple[Node, ...], skip: tuple[Node, ...]) -> Branch:
-    inside = {node.index for node in nodes}
+    inside = {node.index for node in nodes} | ({add.index} if "add" in add.arguments else set())
     after = max((node.index for node in nodes if graph.weights(node)), default=-1)
     scalings = tuple(n for n in nodes if n.index > after and _is_scaling(graph, n))
     norms = tuple(norm.node for norm in graph.norms() if norm.node.index in inside)

@@ -54,6 +54,10 @@ class Untouched:
     ) -> None:
         self._undo.close()
 
+    def is_protected(self, value: Tensor) -> bool:
+        """Whether `protect` remembers a tensor."""
+        return id(value) in self._protected
+
     def protect(self, value: Tensor | torch.Generator) -> None:
         """Remember a tensor that is about to be overwritten, or a generator about to be drawn from."""
         if id(value) in self._protected:
