@@ -34,7 +34,7 @@ def backward_drift(trace: Trace, stack: Stack) -> Backward | None:
     if len(links) < 2:
         return None
     norms = tuple(_square_norm(trace, link.layer.node.index, link.layer.size) for link in links)
-    found = drift(norms[-1], norms[0], [link.layer.fan_in for link in links[1:]])
+    found = drift(norms[-1], norms[0], [link.layer.channels for link in links[1:]])
     return None if found is None else Backward(Stack(links, head=False), norms, found)
 
 

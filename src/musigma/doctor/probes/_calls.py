@@ -1,13 +1,14 @@
 """Calling a model the way its user does: inputs in three forms, outputs in many, one loss."""
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from musigma.graph import call, forked_rng
+from musigma.graph import tensors as tensors_in
 
 __all__ = [
     "batch_size",
@@ -21,27 +22,9 @@ __all__ = [
 ]
 
 
-def tensors_in(tree: Any) -> list[Tensor]:
-    """Every tensor in nested tuples, lists, mappings (ModelOutput is one) and dataclasses, in order."""
-    if isinstance(tree, Mapping):
-        return [t for v in tree.values() for t in tensors_in(v)]
-    if isinstance(tree, list | tuple):
-        return [t for v in tree for t in tensors_in(v)]
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return [t for f in dataclasses.fields(tree) for t in tensors_in(getattr(tree, f.name))]
-    return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
-
-
 def clone_inputs(inputs: Any) -> Any:
     """The inputs with every tensor cloned, so that a model that writes into its input changes a copy."""
     return pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, inputs)
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """The model on inputs given as a tensor, a tuple of arguments or a mapping of keywords."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 def batch_size(inputs: Any) -> int | None:
@@ -58,16 +41,6 @@ def rows_of(inputs: Any, index: Iterable[int]) -> Any:
         return value[torch.tensor(chosen, device=value.device)] if led else value
 
     return pytree.tree_map(pick, inputs)
-
-
-@contextmanager
-def forked_rng(model: nn.Module, seed: int | None = None) -> Iterator[None]:
-    """What the model draws inside leaves the global generators as they were; seeded where a seed is given."""
-    devices = {p.device for p in (*model.parameters(), *model.buffers()) if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices, key=str)):
-        if seed is not None:
-            torch.manual_seed(seed)
-        yield
 
 
 def floating_outputs(output: Any) -> list[Tensor]:
@@ -101,7 +74,7 @@ def projection(output: Any) -> Tensor | None:
 
 
 def loss_of(output: Any, targets: Any, loss: Callable[..., Any] | None) -> tuple[Tensor | None, str]:
-    """The number to differentiate, and where it came from: "given", "own" or "projection".
+    """The number to differentiate, and where it came from: "given", "own", "projection" or "none".
 
     Raises:
         ValueError: the given loss returned more than one number.
@@ -109,7 +82,10 @@ def loss_of(output: Any, targets: Any, loss: Callable[..., Any] | None) -> tuple
     """
     if loss is None:
         own = _own_loss(output)
-        return (own.reshape(()), "own") if own is not None else (projection(output), "projection")
+        if own is not None:
+            return own.reshape(()), "own"
+        projected = projection(output)
+        return projected, "none" if projected is None else "projection"
     value = loss(output) if targets is None else loss(output, targets)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         raise TypeError(f"loss must return one floating tensor; got {type(value).__name__}")

@@ -43,6 +43,8 @@ class LayerMeasure:
         produced: E[z²] of what went out.
         independent: E[z²] that weights drawn independently with this mean and variance would give on this
             very input, Var(W)·Σx² + E[W]²·(Σx)² + E[b²]; a trained weight, aligned with its input, differs.
+        channels: how many inputs (of a group) one output sums at one place: the width that decides how much
+            chance moves the signal, since neighbouring places become alike in a deep stack.
         units: how many outputs.
         groups: of a grouped convolution; 1 otherwise.
         size: how many values went out.
@@ -59,6 +61,7 @@ class LayerMeasure:
     received_correlation: float
     produced: float
     independent: float
+    channels: int
     units: int
     groups: int
     size: int
@@ -97,6 +100,7 @@ def measure_layer(
         received_correlation=correlation,
         produced=mean_square(outputs[0].detach()),
         independent=_independent(node.op, x, bound, weights) + offset,
+        channels=weight.shape[0] // bound.get("groups", 1) if "transpose" in node.op else weight.shape[1],
         units=_units(node.op, weight, bound),
         groups=bound.get("groups", 1),
         size=outputs[0].numel(),

@@ -11,7 +11,7 @@ from musigma.doctor.probes._summary import mean_square, overall
 from musigma.graph import Edge, Node, kinds
 from musigma.statistics import Moments, moments
 
-__all__ = ["NodeMeasure", "NodeProbe", "across_examples"]
+__all__ = ["MIXTURES", "NodeMeasure", "NodeProbe", "across_examples"]
 
 # Ops that lay their units along axis 1 whatever follows, and those that lay them along the last axis.
 _CHANNEL_FIRST = (
@@ -32,7 +32,7 @@ _CHANNEL_LAST = (
 )
 
 # Enough that the share of mixtures is known to 3 %, and that a hundred layers cost less than one forward.
-_MIXTURES, _COLUMNS = 256, 256
+MIXTURES, _COLUMNS = 256, 256
 # A rectifier follows what it reads within a few calls: a view, a norm, an addition.
 _RECENT = 4
 
@@ -141,7 +141,7 @@ def dead_by_chance(before: Tensor) -> float:
         before: (units, values) what went into the rectifier.
     """
     generator = torch.Generator().manual_seed(0)
-    mix = torch.randn(_MIXTURES, before.shape[0], generator=generator).to(before.device)
+    mix = torch.randn(MIXTURES, before.shape[0], generator=generator).to(before.device)
     return float(((mix @ before) < 0).all(1).double().mean())
 
 

@@ -25,7 +25,7 @@ def forward_drift(stack: Stack) -> Drift | None:
     layers = stack.layers
     if len(layers) < 2:
         return None
-    widths = [layer.fan_in for layer in layers[:-1]]
+    widths = [layer.channels for layer in layers[:-1]]
     return drift(layers[0].received, layers[-1].received, widths)
 
 
@@ -37,8 +37,8 @@ def vanishes(stack: Stack) -> Drift | None:
     layers = stack.layers
     if len(layers) < 3:
         return None
-    found = drift(layers[0].received, layers[-1].received, [layer.fan_in for layer in layers[:-1]])
-    low = drift(min(layers[0].received, 1.0), layers[-1].received, [layer.fan_in for layer in layers[:-1]])
+    found = drift(layers[0].received, layers[-1].received, [layer.channels for layer in layers[:-1]])
+    low = drift(min(layers[0].received, 1.0), layers[-1].received, [layer.channels for layer in layers[:-1]])
     if found is None or low is None:
         return None
     return found if low.total < -SCALE and found.total < 0 and found.significant else None
@@ -52,7 +52,7 @@ def explodes(stack: Stack) -> Drift | None:
     layers = stack.layers
     if len(layers) < 2:
         return None
-    widths = [layer.fan_in for layer in layers]
+    widths = [layer.channels for layer in layers]
     found = drift(max(layers[0].received, 1.0), layers[-1].produced, widths)
     return found if found is not None and found.total > SCALE and found.significant else None
 

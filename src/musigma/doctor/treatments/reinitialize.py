@@ -40,7 +40,7 @@ def apply(patient: Patient, findings: tuple[Finding, ...]) -> Applied:
     told = "; ".join(f"{label}: {place(tuple(names))}" for label, names in said.items())
     return Applied(
         patient.model,
-        f"drew {len(weights)} weight{'s' if len(weights) > 1 else ''} anew ({told}) and set their biases to 0",
+        f"drew {len(weights)} weight{'s' * (len(weights) > 1)} anew ({told}) and set their biases to 0",
         {"weights": weights, "seed": patient.seed},
     )
 

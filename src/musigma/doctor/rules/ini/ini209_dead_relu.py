@@ -56,7 +56,7 @@ from collections.abc import Iterator
 from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
-from musigma.doctor.probes._nodes import NodeMeasure
+from musigma.doctor.probes._nodes import MIXTURES, NodeMeasure
 from musigma.doctor.probes._trace import Trace
 from musigma.graph import Edge, Node, kinds
 
@@ -95,8 +95,9 @@ def _exceeds(measure: NodeMeasure) -> bool:
     if measure.dead is None:
         return False
     units, chance = measure.dead.numel(), measure.dead_by_chance
-    # A share that was never seen among the mixtures may still be one in so many units.
-    error = (max(chance, 1 / units) * (1 - chance) / units) ** 0.5
+    # Of the count among the units and of the share among the mixtures; a share that was never seen there may
+    # still be one in so many units.
+    error = (max(chance, 1 / units) * (1 - chance) * (1 / units + 1 / MIXTURES)) ** 0.5
     return float(measure.dead.double().mean()) > chance + max(_SIGMAS * error, _SHARE)
 
 

@@ -60,6 +60,7 @@ root, subtract the maximum before the exponential), or use the function that doe
 Goldberg 1991, "What every computer scientist should know about floating-point arithmetic", section 2.2.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -119,7 +120,7 @@ def _poisoned(exam: Examination, measure: NodeMeasure) -> tuple[str, ...]:
 
 def _symptom(exam: Examination, origin: NodeMeasure) -> Symptom:
     node, poisoned = origin.node, _poisoned(exam, origin)
-    total = sum(torch.Size(spec.shape).numel() for spec in node.outputs)
+    total = sum(math.prod(spec.shape) for spec in node.outputs)
     what = f"{origin.nan} NaN" if origin.nan == origin.nonfinite else f"{origin.nonfinite} non-finite"
     said = f"{node.op} in {node.module or 'the model itself'} made {what} among {total} values"
     cause = f"its parameter {', '.join(poisoned)} is not finite" if poisoned else "from finite arguments"
