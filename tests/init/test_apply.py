@@ -352,6 +352,24 @@ def test_wrappers_do_not_change_names() -> None:
     assert equal(values(plain), values(wrapped))
 
 
+def test_names_as_a_wrapped_models_checkpoint_spells_them() -> None:
+    net = nn.DataParallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)))
+    loaded = {k: v for k, v in net.state_dict().items() if not k.startswith("module.2.")}
+    assert "module.1.running_mean" in loaded
+    report = apply(net, {"module.*.weight": he_normal_, "*.bias": zeros_}, skip=loaded)
+    assert sorted(report.written) == ["2.bias", "2.weight"]
+    assert apply(net.module, {"_orig_mod.2.weight": he_normal_}).written.keys() == {"2.weight"}
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_padding_rows_stay_zero(kind: type[nn.Module]) -> None:
+    net = nn.ModuleDict({"table": kind(7, 4, padding_idx=2)})
+    apply(net, {"table.weight": normal_})
+    assert bool((net["table"].weight[2] == 0).all())
+    assert bool((net["table"].weight[[0, 1, 3, 4, 5, 6]] != 0).all())
+    assert net["table"].weight.requires_grad
+
+
 def test_parametrized_weights_are_reached_with_their_layers_fans() -> None:
     net = nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 3, groups=8))
     report = apply(net, {"*.original1": he_normal_})

@@ -86,9 +86,51 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     return generator
 
 
-def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DataParallel and DistributedDataParallel.
+
+    Args:
+        model: any module.
+
+    Returns:
+        The first module that is neither.
+
+    Example:
+        >>> unwrapped(DataParallel(nn.ReLU()))
+        ReLU()
+
+    References:
+        None.
+    """
     while isinstance(model, DataParallel | DistributedDataParallel):
         model = model.module
+    return model
+
+
+def clean(name: str, model: nn.Module) -> str:
+    """A name or pattern without what wrappers add to it: `module.` in front, `_orig_mod.` anywhere.
+
+    Args:
+        name: as the wrapped model's state_dict spells it, or plain.
+        model: the model it is meant for.
+
+    Returns:
+        The name in the model's own words.
+
+    Example:
+        >>> clean("_orig_mod.0.weight", nn.ReLU())
+        '0.weight'
+
+    References:
+        None.
+    """
+    while isinstance(model, DataParallel | DistributedDataParallel):
+        name, model = name.removeprefix("module."), model.module
+    return ".".join(s for s in name.split(".") if s not in _WRAPPERS)
+
+
+def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    model = unwrapped(model)
     for path, module in model.named_modules(remove_duplicate=False):
         segments = [s for s in path.split(".") if s and s not in _WRAPPERS]
         for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):

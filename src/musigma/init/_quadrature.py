@@ -47,14 +47,9 @@ def expect(function: Callable[[Tensor], Tensor], mean: float, std: float, label:
     References:
         Gander & Gautschi 2000, Adaptive quadrature revisited.
     """
-    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(_POINTS))
 
     def integrate(low: Tensor, high: Tensor) -> Tensor:
-        half = (high - low) / 2
-        t = (low + half)[:, None] + half[:, None] * nodes
-        values = _finite(function((mean + std * t).flatten()), mean + std * t, label)
-        density = torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
-        return (values.view(-1, *t.shape) * density * weights).sum(-1) * half
+        return _gauss(lambda t: _finite(function(mean + std * t), mean + std * t, label), low, high)
 
     low, high = _panels(mean, std)
     rough = integrate(low, high)
@@ -87,6 +82,15 @@ def expect(function: Callable[[Tensor], Tensor], mean: float, std: float, label:
     return total
 
 
+def _gauss(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """(k, panels): ∫ f(t) e^(−t²/2)/√(2π) dt over each panel, by one Gauss–Legendre rule."""
+    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(_POINTS))
+    half = (high - low) / 2
+    t = (low + half)[:, None] + half[:, None] * nodes
+    density = torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
+    return (function(t.flatten()).view(-1, *t.shape) * density * weights).sum(-1) * half
+
+
 def _panels(mean: float, std: float) -> tuple[Tensor, Tensor]:
     core = torch.arange(-_CORE, _CORE + _CORE_WIDTH / 2, _CORE_WIDTH, dtype=torch.float64, device="cpu")
     tail = torch.linspace(
@@ -104,7 +108,7 @@ def _panels(mean: float, std: float) -> tuple[Tensor, Tensor]:
 def _finite(values: Tensor, z: Tensor, label: str) -> Tensor:
     bad = ~torch.isfinite(values).all(0)
     if bool(bad.any()):
-        at = z.flatten()[bad]
+        at = z[bad]
         nearest = at[at.abs().argmin()].item()
         raise ValueError(
             f"{label} must be finite with a finite square everywhere, but is not at z = {nearest:g}; "
