@@ -134,8 +134,9 @@ def _gap(drawn: Sequence[Tensor], reference: Tensor) -> Gap:
 
 
 def _scale(x: Tensor) -> float:
-    spread = moments(x, 0).var() if x.shape[0] > 1 else moments(x, None).var()
-    return float(moments(spread, None).mean) ** 0.5
+    if x.shape[0] == 1:
+        return float(moments(x, None).std())
+    return float(moments(moments(x, 0).var(), None).mean) ** 0.5
 
 
 def _sampling(model: nn.Module, inputs: Any, whole: Sequence[Tensor], noise: float) -> float:
