@@ -95,6 +95,17 @@ def test_layer_norm_over_channels_refuses_other_shapes() -> None:
         ms.nn.LayerNorm2d(4)(torch.randn(2, 5, 5, 4))
 
 
+def test_masks_go_through_to_the_functions() -> None:
+    keep = (torch.arange(6) < torch.tensor([6, 4])[:, None]).unsqueeze(1)
+    x = torch.randn(2, 4, 6)
+    for layer in (ms.nn.GroupNorm(2, 4), ms.nn.InstanceNorm1d(4)):
+        y = layer(torch.where(keep, x, 99.0), mask=keep)
+        assert_close(y[1:, :, :4], layer(x[1:, :, :4]))
+        assert_close(y[:1], layer(x[:1]))
+    one = ms.nn.InstanceNorm1d(4)
+    assert_close(one(torch.where(keep, x, 99.0)[1], mask=keep[1])[:, :4], one(x[1, :, :4]))
+
+
 def test_group_norm_says_which_groups_would_do() -> None:
     with pytest.raises(
         ValueError, match=r"num_channels \(10\) must be divisible by num_groups \(3\); try 1, 2, 5 or 10"

@@ -9,10 +9,16 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._checks import check_add, check_channels, check_eps, check_running
+from musigma.functional._masked import check_mask, without_nan
 from musigma.functional._parameters import affine_for, cast, compute_dtype
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.ops import affine, selected
 from musigma.statistics import moments
+
+_NOTHING_TO_EVALUATE_BY = (
+    "running_mean must be defined in evaluation mode, and running_var with it; pass both, or training=True "
+    "to use the batch's own statistics"
+)
 
 
 def batch_norm(
@@ -104,30 +110,22 @@ def batch_norm(
             add=add,
             activation=activation,
         )
+    statistics = running_mean, running_var
     check_channels(
         "batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
     )
-    check_running(
-        running_mean,
-        running_var,
-        ""
-        if training
-        else "running_mean must be defined in evaluation mode, and running_var with it; pass "
-        "both, or training=True to use the batch's own statistics",
-    )
+    check_running(*statistics, "" if training else _NOTHING_TO_EVALUATE_BY)
     check_eps("batch_norm", eps, positive=training)
-    if activation is not None:
-        check_activation(activation)
+    check_activation(activation)
     if add is not None:
         check_add(input, add)
-    if not training:
-        y, batch = by_running_statistics(input, running_mean, running_var, weight, bias, eps), None
-    else:
-        if momentum is None and running_mean is not None and num_batches_tracked is None:
-            raise ValueError(
-                "momentum=None (the average of all batches) needs num_batches_tracked to count them"
-            )
+    if training and momentum is None and running_mean is not None and num_batches_tracked is None:
+        raise ValueError("momentum=None (the average of all batches) needs num_batches_tracked to count them")
+    batch = None
+    if training:
         y, batch = _by_batch_statistics(input, running_mean is not None, weight, bias, eps, mask, group)
+    else:
+        y = by_running_statistics(input, *statistics, weight, bias, eps)
     if add is not None:
         y = (y + add).to(y.dtype)
     y = activate(y, activation)
@@ -199,6 +197,8 @@ def _by_gathered_statistics(
     group: ProcessGroup | None,
 ) -> tuple[Tensor, Statistics]:
     """y by the moments of what the mask keeps on all ranks: moments → gather and merge → affine."""
+    if mask is not None:
+        check_mask(x, mask)
     all_ranks = moments(x, _all_but_channels(x), mask=mask)
     if group is not None:
         all_ranks = all_ranks.all_reduce(group)
@@ -210,8 +210,7 @@ def _by_gathered_statistics(
         if few.any():
             raise ValueError(_too_few(x, _whose(few, mask, group)))
     if mask is not None:
-        # NaN in padding would reach every gradient: 0 · NaN is NaN
-        x = torch.where((mask != 0) | x.isfinite(), x, 0.0)
+        x = without_nan(x, mask)
     y = affine(x, all_ranks.mean, all_ranks.var(), weight, bias, eps)
     return y, (all_ranks.count, all_ranks.mean, all_ranks.m2)
 

@@ -11,12 +11,14 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._batch import by_running_statistics
 from musigma.functional._checks import check_channels, check_eps, check_groups, check_running
+from musigma.functional._masked import check_mask, normalized_rows
 from musigma.functional._parameters import affine_for, matched
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._single import only_bias, warn_single_value
 from musigma.ops import group_norm as group_norm_op
 from musigma.ops import selected
 from musigma.ops._numerics import memory_format
+from musigma.statistics import Moments
 
 
 def group_norm(
@@ -26,6 +28,7 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
+    mask: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
     """Normalize every group of channels of every example by its own mean and spread.
@@ -44,6 +47,9 @@ def group_norm(
         weight: (c,), in any floating dtype.
         bias: (c,), in any floating dtype.
         eps: added to the variance; in units of input².
+        mask: what enters the statistics: boolean (True keeps) or non-negative weights, broadcastable to the
+            input, (n, 1, *spatial) for padding. All values are normalized, dropped ones too (0 in place of
+            those that are not finite).
         activation: ``"relu"``, ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, applied to y.
 
     Returns:
@@ -52,7 +58,8 @@ def group_norm(
     Raises:
         RuntimeError: the input has no channel dim, the groups do not divide the channels, or weight or bias
             has another shape.
-        ValueError: eps is negative, the activation is unknown, or n = 1 and each group holds one value.
+        ValueError: eps is negative, the mask does not broadcast, the activation is unknown, or n = 1 and
+            each group holds one value.
 
     Example:
         >>> import torch, musigma as ms
@@ -62,15 +69,16 @@ def group_norm(
     References:
         Wu & He 2018, "Group Normalization", equations 1 to 3 and 7.
     """
-    if has_torch_function_variadic(input, weight, bias):
+    if has_torch_function_variadic(input, weight, bias, mask):
         return handle_torch_function(
             group_norm,
-            (input, weight, bias),
+            (input, weight, bias, mask),
             input,
             num_groups,
             weight=weight,
             bias=bias,
             eps=eps,
+            mask=mask,
             activation=activation,
         )
     check_groups(input, num_groups, weight, bias)
@@ -80,6 +88,8 @@ def group_norm(
         y = only_bias(input, *_per_channel(input, weight, bias))
     elif input.shape[1] == num_groups and math.prod(input.shape[2:]) == 1:
         y = _single_values(input, weight, bias)
+    elif mask is not None:
+        y, _ = _masked(input, num_groups, weight, bias, eps, mask)
     elif selected("group_norm", input):
         y = group_norm_op(input, num_groups, weight, bias, eps)[0]
     else:
@@ -100,6 +110,19 @@ def _single_values(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Ten
     return only_bias(x, *_per_channel(x, weight, bias))
 
 
+def _masked(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, mask: Tensor
+) -> tuple[Tensor, Moments]:
+    check_mask(x, mask)
+    y, kept = normalized_rows(x, mask, (x.shape[0], groups), eps)
+    weight, bias = _per_channel(x, weight, bias)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return y.to(x.dtype).contiguous(memory_format=memory_format(x)), kept
+
+
 def _per_channel(x: Tensor, *vectors: Tensor | None) -> list[Tensor | None]:
     """Vectors over x's channels, shaped to broadcast against x."""
     return [v if v is None else v.reshape(-1, *[1] * (x.dim() - 2)) for v in vectors]
@@ -115,6 +138,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
     *,
+    mask: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
     """Normalize every channel of every example by its own mean and spread.
@@ -135,14 +159,17 @@ def instance_norm(
         use_input_stats: whether to normalize by the input's own statistics or by the running ones.
         momentum: the weight of the new value.
         eps: added to the variance; in units of input².
+        mask: what enters the statistics: boolean (True keeps) or non-negative weights, broadcastable to the
+            input, (n, 1, *spatial) for padding. All values are normalized, dropped ones too (0 in place of
+            those that are not finite).
         activation: ``"relu"``, ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, applied to y.
 
     Returns:
         (n, c, *spatial), in the input's dtype.
 
     Raises:
-        ValueError: `use_input_stats` with one position a channel, eps is negative, or the activation is
-            unknown.
+        ValueError: `use_input_stats` with one position a channel, eps is negative, the mask does not
+            broadcast, or the activation is unknown.
         RuntimeError: a vector's length is not c, or running statistics are wanted and not there.
         IndexError: the input has no channel dim.
 
@@ -156,10 +183,10 @@ def instance_norm(
         Ulyanov, Vedaldi & Lempitsky 2016, "Instance Normalization: The Missing Ingredient for Fast
         Stylization", equation 3.
     """
-    if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
+    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, mask):
         return handle_torch_function(
             instance_norm,
-            (input, running_mean, running_var, weight, bias),
+            (input, running_mean, running_var, weight, bias, mask),
             input,
             running_mean=running_mean,
             running_var=running_var,
@@ -168,6 +195,7 @@ def instance_norm(
             use_input_stats=use_input_stats,
             momentum=momentum,
             eps=eps,
+            mask=mask,
             activation=activation,
         )
     check_channels(
@@ -193,7 +221,13 @@ def instance_norm(
             f"Expected more than 1 spatial element when training, got input size {tuple(input.shape)}; one "
             "value a channel is always normalized to 0. Use LayerNorm or GroupNorm over the channels instead"
         )
-    y, batch = _by_instance(input, running_mean is not None, weight, bias, eps, positions)
+    batch: Statistics | None
+    if mask is not None and input.numel():
+        y, kept = _masked(input, input.shape[1], weight, bias, eps, mask)
+        # as if every example had two values: their unbiased variance is then M2 itself
+        batch = kept.count.new_full((), 2.0), kept.mean.mean(0), kept.var(correction=1).mean(0)
+    else:
+        y, batch = _by_instance(input, running_mean is not None, weight, bias, eps, positions)
     y = activate(y, activation)
     if batch is not None and running_mean is not None and running_var is not None:
         update(running_mean, running_var, None, batch, momentum)
