@@ -113,6 +113,29 @@ def test_dropout_before_batchnorm_shifts_the_variance() -> None:
     assert "dropout" in finding.fix
 
 
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm1d(4, affine=False),
+        ms.nn.BatchNorm1d(4, affine=False, eps=0.1),
+        nn.InstanceNorm1d(4, track_running_stats=True),
+    ],
+    ids=["batch", "musigma", "instance"],
+)
+def test_gap_of_a_layer_is_the_one_of_its_outputs(norm: nn.Module) -> None:
+    x = (normal(16, 4, 7) * 3 + normal(16, 4, 1, seed=1)).double()
+    norm.double()
+    norm.running_mean += normal(4).double()
+    norm.running_var *= 2
+    (measure,) = Examination(norm, x).channels
+    stored = {name: b.clone() for name, b in norm.named_buffers()}
+    trained = norm(x)
+    norm.load_state_dict(stored)
+    apart = (trained - norm.eval()(x)).square().mean().sqrt().item()
+    # eps is the only thing that the formula leaves out: x̂² averages var/(var + eps), not 1.
+    assert measure.gap() == pytest.approx(apart, rel=0.02)
+
+
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_noise_of_dropout_is_no_gap(p: float) -> None:
     x = normal(256, 8)

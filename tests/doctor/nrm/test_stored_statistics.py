@@ -144,6 +144,17 @@ def test_momentum_none_averages_over_all_of_training() -> None:
     assert only(model.eval(), normal(64, 8), "NRM304").evidence["cause"] == "average"
 
 
+def test_statistics_that_were_set_beside_a_counter_of_zero_are_judged() -> None:
+    """Recalibrated or converted: what is stored has nothing initial in it, whatever the counter says."""
+    x = normal(64, 8)
+    model, _ = ms.surgery.recalibrate(nn.BatchNorm1d(8), [x])
+    model.num_batches_tracked.zero_()
+    assert judged(model, x, "NRM304").codes == ()
+    finding = only(model, x + 9, "NRM304")
+    assert finding.evidence["cause"] == "changed"
+    assert finding.evidence["layers"][""]["initial_weight"] is None
+
+
 def test_momentum_zero() -> None:
     x = normal(64, 8) + 10
     finding = only(passed(nn.BatchNorm1d(8, momentum=0.0), x, 60), x, "NRM304")
