@@ -22,6 +22,7 @@ class KeepsStatistics(nn.Module):
     """
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        # Module.__setattr__ comes through here too, and with it load_state_dict(assign=True).
         super().register_buffer(name, _widened(tensor) if name in _NAMES else tensor, persistent)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -52,9 +53,6 @@ class KeepsStatistics(nn.Module):
         if problem:
             error_msgs.append(f"{prefix}running_var {problem}")
             return
-        for key in (f"{prefix}{name}" for name in _NAMES):
-            if isinstance(state_dict.get(key), Tensor):
-                state_dict[key] = _widened(state_dict[key])  # for load_state_dict(assign=True)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
