@@ -190,6 +190,15 @@ def test_several_readers() -> None:
     assert alone.only
 
 
+def test_written_out_activation_beside_another_reader() -> None:
+    found = after(lambda net, t: (net.up(t), t * torch.sigmoid(t)))
+    assert found is not None
+    assert (found.name, found.only) == ("silu", False)
+    found = after(lambda net, t: (net.up(t), torch.sigmoid(t) * 2))
+    assert found is not None
+    assert (found.name, found.only) == ("sigmoid", False)
+
+
 def test_residual_stream_is_no_way_to_an_activation() -> None:
     def stack(net: Calls, t: Tensor) -> Tensor:
         for _ in range(3):

@@ -77,6 +77,36 @@ def test_write_to_one_half_leaves_the_other_half_alone() -> None:
     assert whole.inputs == (chunk.index + 1,)
 
 
+def test_argument_that_shares_the_version_counter_is_not_written() -> None:
+    def write(net: Calls, t: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = t.detach().chunk(2, -1)
+        left.add_(right)
+        return left * 3, right * 3
+
+    graph = graph_of(write)
+    add = next(node for node in graph if node.op == "add")
+    assert add.writes == ("input",)
+    assert [source.key for node in graph.nodes[-2:] for source in node.inputs] == [
+        (add.index, 0),
+        (add.index - 1, 1),
+    ]
+
+
+def test_identity_of_a_freed_view_is_not_inherited() -> None:
+    # CPython hands the id of a freed object to the next one of its size.
+    def churn(net: Calls, t: Tensor) -> list[Tensor]:
+        t, found = t.detach(), []
+        for _ in range(50):
+            view = t[0]
+            view.numpy()
+            del view
+            found.append(torch.from_numpy(np.ones((4, 8), dtype=np.float32)) * 2)
+        return found
+
+    graph = graph_of(churn)
+    assert all(node.inputs == (UNKNOWN,) for node in graph if node.op == "mul")
+
+
 def test_stale_view_reads_what_was_written_later() -> None:
     def write(net: Calls, t: Tensor) -> Tensor:
         view = t.view(8, 8)
@@ -197,6 +227,32 @@ def test_silent_write_through_numpy_is_unknown(after: bool) -> None:
         return t * 2
 
     assert graph_of(write).nodes[-1].inputs == (UNKNOWN,)
+
+
+def test_torch_writing_what_numpy_has_is_no_silent_write() -> None:
+    def write(net: Calls, t: Tensor) -> Tensor:
+        t = t.detach()
+        t.numpy()
+        t.mul_(2)
+        return t * 2
+
+    graph = graph_of(write)
+    assert ops(graph)[-2:] == ["mul", "mul"]
+    assert graph.nodes[-1].inputs == (len(graph) - 2,)
+
+
+def test_view_made_after_a_silent_write_is_read_from_the_view() -> None:
+    def write(net: Calls, t: Tensor) -> Tensor:
+        t = t.detach()
+        array = t.numpy()
+        array += 1
+        view = t.view(8, 8)
+        return view * 2
+
+    graph = graph_of(write)
+    assert ops(graph)[-2:] == ["view", "mul"]
+    assert graph.nodes[-2].inputs == (UNKNOWN,)
+    assert graph.nodes[-1].inputs == (len(graph) - 2,)
 
 
 def test_reading_through_numpy_changes_no_edge() -> None:

@@ -64,6 +64,20 @@ def test_transformers(model: type[nn.Module], last: list[str]) -> None:
     assert all(branch.skip == () for branch in found)
 
 
+def test_embeddings_of_one_input_are_no_branches_of_each_other() -> None:
+    class Embeddings(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.word, self.position = nn.Embedding(11, 8), nn.Embedding(11, 8)
+            self.out = nn.Linear(8, 8)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            position = (ids != 0).cumsum(1)
+            return self.word(ids) + self.out(self.position(position)) + (ids == 3).unsqueeze(-1) * 1.0
+
+    assert record(Embeddings(), tokens()).residual_branches() == ()
+
+
 def test_post_norm_blocks() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     first, second = record(layer, x()).residual_branches()

@@ -325,20 +325,66 @@ def test_model_of_another_type_is_refused() -> None:
         record(torch.relu, x())  # type: ignore[arg-type]
 
 
-def test_other_threads_running_modules_are_not_recorded() -> None:
-    net = Calls(lambda net, t: t)
-    stop, busy = threading.Event(), threading.Event()
+def test_failing_pre_hook_does_not_stay_on_the_stack() -> None:
+    def refuse(*args: object) -> None:
+        raise LookupError
 
-    def run() -> None:
-        while not stop.is_set():
-            net.up(x())
-            busy.set()
+    class Retry(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bad, self.good = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.bad.register_forward_pre_hook(refuse)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        assert busy.wait(10)
-        assert [node.module for node in record(net, x())] == ["lin"]
-    finally:
-        stop.set()
+        def forward(self, t: Tensor) -> Tensor:
+            try:
+                return self.bad(t)
+            except LookupError:
+                return self.good(t) + 1
+
+    graph = record(nn.Sequential(Retry(), nn.ReLU()), x())
+    assert [(node.op, node.module) for node in graph] == [("linear", "0.good"), ("add", "0"), ("relu", "1")]
+
+
+def test_buffer_that_is_a_view_of_a_parameter_stays_one_while_it_runs() -> None:
+    class Aliased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+            self.register_buffer("row", self.weight.detach()[:4])
+
+        def forward(self, t: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.weight.mul_(3)
+            return t[..., :4] * self.row
+
+    model, heard = Aliased(), []
+    graph = record(model, x(), listen=lambda node, args, kwargs, outputs: heard.append(outputs[0]))
+    assert torch.equal(heard[-1], x()[..., :4] * 3)
+    assert graph.nodes[-1].inputs[1] == 0
+    assert torch.equal(model.row, torch.ones(4))
+    assert torch.equal(model.weight, torch.ones(8))
+
+
+def test_modules_running_in_other_threads_are_not_recorded() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, t: Tensor) -> Tensor:
+            inside.set()
+            assert leave.wait(20)
+            return t * 2
+
+    def meanwhile(net: Calls, t: Tensor) -> Tensor:
+        thread = threading.Thread(target=net.up, args=(t.detach(),))
+        thread.start()
+        assert inside.wait(20)
+        result = net.lin(t) + 1
+        leave.set()
         thread.join()
+        return result
+
+    net = Calls(meanwhile)
+    net.up = Waits()
+    graph = record(net, x())
+    assert [node.module for node in graph] == ["lin", "", "lin", ""]
+    assert [node.op for node in graph] == ["linear", "detach", "linear", "add"]

@@ -154,26 +154,43 @@ def _returned(graph: Graph, edge: Edge) -> bool:
 
 def _activation_at(graph: Graph, edge: Edge) -> tuple[Node, ...]:
     """The elementwise nodes that take in all of a value and bend it; else an activation that reads it too."""
-    whole = _whole(graph, edge)
-    if whole and ((len(whole) == 1 and _is_named(whole[0])) or bends(Function(whole, edge))):
-        return whole
-    direct = [node for node in graph.consumers(edge) if _is_named(node) and _reads_as_signal(node, edge)]
-    return (direct[0],) if direct and not (whole or _is_part(graph, edge, direct[0])) else ()
-
-
-def _whole(graph: Graph, edge: Edge) -> tuple[Node, ...]:
-    """The smallest set of elementwise nodes that takes in all of a value and has one result."""
-    if _returned(graph, edge):
-        return ()
     region = list(_region(graph, edge))
+    whole = _first_part(graph, edge, region, partly=False)
+    if whole and _is_activation(edge, whole):
+        return whole
+    if not whole:
+        # Of several readers, arithmetic such as a square may be the start of anything: of a norm, say.
+        part = _first_part(graph, edge, region, partly=True)
+        if any(map(_is_named, part)) and _is_activation(edge, part):
+            return part
+    # glu and a PReLU with many slopes are no functions of one number, and so in no region.
+    direct = [node for node in graph.consumers(edge) if _is_named(node) and _reads_as_signal(node, edge)]
+    return (direct[0],) if direct and direct[0] not in region else ()
+
+
+def _is_activation(edge: Edge, nodes: tuple[Node, ...]) -> bool:
+    return (len(nodes) == 1 and _is_named(nodes[0])) or bends(Function(nodes, edge))
+
+
+def _first_part(graph: Graph, edge: Edge, region: list[Node], *, partly: bool) -> tuple[Node, ...]:
+    """The smallest part of a region with one result, that takes in all of the value unless `partly`."""
     for count in range(1, len(region) + 1):
         inside = _behind(graph, region[:count])
         indices = {node.index for node in inside}
-        if _feeds_only(graph, edge, indices) and all(
-            _feeds_only(graph, Edge(node.index), indices) for node in inside[:-1]
-        ):
+        takes_all = _feeds_only(graph, edge, indices) or (
+            partly and not _meets_again(graph, inside[-1], region)
+        )
+        if takes_all and all(_feeds_only(graph, Edge(node.index), indices) for node in inside[:-1]):
             return inside
     return ()
+
+
+def _meets_again(graph: Graph, node: Node, region: list[Node]) -> bool:
+    """Whether a result meets the value that it comes from, as sigmoid does in `x * sigmoid(x)`."""
+    return any(
+        reader in region and sum(graph.is_live(source) for source in reader.inputs) > 1
+        for reader in graph.consumers(node)
+    )
 
 
 # No activation is written in more steps than this; mish in exp, log, tanh and mul takes six.
@@ -223,16 +240,6 @@ def _with_scale(graph: Graph, edge: Edge, nodes: tuple[Node, ...]) -> tuple[Node
         nodes = (*nodes, readers[0])
 
 
-def _is_part(graph: Graph, edge: Edge, activation: Node) -> bool:
-    """Whether an activation's result meets its own argument again, as sigmoid does in `x * sigmoid(x)`."""
-    return any(
-        source.key == edge.key
-        for reader in graph.consumers(activation)
-        for source in reader.inputs
-        if isinstance(source, Edge) and reader.op in kinds.SCALINGS
-    )
-
-
 def _is_named(node: Node) -> bool:
     return node.op in kinds.ACTIVATIONS
 
@@ -274,7 +281,9 @@ def _ends_in_activation(graph: Graph, node: Node) -> bool:
     while True:
         edge = Edge(node.index)
         if _activation_at(graph, edge):
-            return bool(_whole(graph, edge)) or len(graph.consumers(edge)) == 1
+            return bool(_first_part(graph, edge, list(_region(graph, edge)), partly=False)) or (
+                len(graph.consumers(edge)) == 1
+            )
         readers = graph.consumers(edge)
         if len(readers) != 1 or readers[0].op not in _CARRIERS or _returned(graph, edge):
             return False

@@ -142,7 +142,6 @@ class Call:
             for _, tensor in self._read:
                 self._memory.expose(tensor)
         self._memory.ran(index, self._sources, unwritten=self.op in _UNWRITTEN)
-        self._memory.keep(*(tensor for _, tensor in self._read))
 
     def _expose_unwritten(self) -> None:
         # A kernel that is launched on raw pointers (Triton) writes into memory made by `empty`.

@@ -102,38 +102,32 @@ class _Known:
 class Memory:
     """Roots (inputs, parameters, buffers), writes, and the tensors that are views of them.
 
-    Every tensor seen is kept alive until the recording ends: a storage that torch frees and hands out
-    again would otherwise pass for the old one.
+    Every tensor that a recorded op made is kept alive until the recording ends: memory that torch frees
+    and hands out again would otherwise pass for the old one.
     """
 
     def __init__(self) -> None:
         self._roots: dict[Hashable, list[_Known]] = {}
         self._by_identity: dict[int, _Known] = {}
         self._writes: dict[Hashable, list[_Write]] = {}
-        self._made: dict[int, tuple[int, Edge]] = {}
+        self._made: dict[int, tuple[Tensor, Edge]] = {}
         self._exposed: dict[Hashable, list[_Exposed]] = {}
         self._clock = -1
         self._unwritten: set[int] = set()
         self._live: set[int] = set()
         self._behind: dict[tuple[int, int], Source] = {}
-        self._alive: list[object] = []
 
     def add_root(self, tensor: Tensor, root: Root, names: tuple[str, ...]) -> None:
         """Make a tensor known as an input, a parameter or a buffer."""
         known = _Known(root, names, tensor)
         self._by_identity.setdefault(id(tensor), known)
         self._roots.setdefault(_key(tensor), []).append(known)
-        self.keep(tensor)
-
-    def keep(self, *values: object) -> None:
-        """Hold on to what must not be freed, and its memory reused, while recording."""
-        self._alive.extend(values)
 
     def source(self, tensor: Tensor) -> Source:
         """Where the tensor's present values come from."""
         self._look(_key(tensor))
-        made_at, made = self._made.get(id(tensor), (-1, None))
-        written = self._last_write(tensor, since=made_at)
+        _, made = self._made.get(id(tensor), (None, None))
+        written = self._last_write(tensor, since=-1 if made is None else int(made))
         if written is not None:
             return written
         if made is not None:
@@ -187,11 +181,10 @@ class Memory:
 
     def made(self, tensor: Tensor, edge: Edge, *, written: bool) -> None:
         """Note that a node made the tensor object, and whether it wrote its memory too."""
-        self.keep(tensor)
         if not written:
             state = self.state(tensor)
             self._behind[edge.key] = UNKNOWN if state is None else state
-        self._made[id(tensor)] = (int(edge), edge)
+        self._made[id(tensor)] = (tensor, edge)  # held, so that nobody else gets its id
         if written:
             key = _key(tensor)
             self._writes.setdefault(key, []).append(_Write(int(edge), tensor, edge))
