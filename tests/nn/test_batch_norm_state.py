@@ -389,11 +389,20 @@ def test_a_bfloat16_layers_statistics_keep_moving() -> None:
     assert bn.running_var.item() == pytest.approx(4.0, rel=0.1)
 
 
-@pytest.mark.parametrize("use_buffers", [False, True])
-def test_averaged_copies(use_buffers: bool) -> None:
+@pytest.mark.parametrize(
+    ("average", "use_buffers", "counted"),
+    [
+        (get_ema_multi_avg_fn, False, 10),
+        # torch's EMA of a counter is rounded down to 1 for ever; only momentum=None would read it
+        (get_ema_multi_avg_fn, True, 1),
+        (ms.nn.ema_multi_avg_fn, False, 10),
+        (ms.nn.ema_multi_avg_fn, True, 10),
+    ],
+)
+def test_averaged_copies(average: Callable[[float], Any], use_buffers: bool, counted: int) -> None:
     """C39: copied (the default) or averaged, and in each case not those of step 0."""
     net = nn.Sequential(nn.Linear(3, 3), BN1(3))
-    ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=use_buffers)
+    ema = AveragedModel(net, multi_avg_fn=average(0.9), use_buffers=use_buffers)
     expected: Tensor | None = None
     for _ in range(10):
         net(torch.randn(16, 3) + 20)
@@ -402,6 +411,24 @@ def test_averaged_copies(use_buffers: bool) -> None:
         expected = live.clone() if expected is None or not use_buffers else torch.lerp(expected, live, 0.1)
     assert expected is not None
     assert_close(ema.module[1].running_mean, expected)
-    # torch's EMA leaves integers where they were at the first update; only momentum=None would read it
-    assert ema.module[1].num_batches_tracked.item() == (1 if use_buffers else 10)
-    assert_close(ema(torch.randn(4, 3)).isfinite(), torch.ones(4, 3, dtype=torch.bool))
+    assert ema.module[1].num_batches_tracked.item() == counted
+    assert ema(torch.randn(4, 3)).isfinite().all()
+
+
+def test_an_averages_decay_is_a_share() -> None:
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\].*got 1\.5"):
+        ms.nn.ema_multi_avg_fn(1.5)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_autograd_the_statistics_are_kept_all_the_same(path: Any) -> None:
+    for context in (torch.no_grad, torch.inference_mode):
+        bn, plain = BN1(3), BN1(3)
+        x = torch.randn(8, 3)
+        with ms.ops.use_kernels(path):
+            plain(x)
+            with context():
+                bn(x)
+            bn(x)
+        plain(x)
+        assert_close(bn.state_dict(), plain.state_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.overrides import handle_torch_function, has_torch_function_variadic
@@ -22,7 +23,7 @@ _NOTHING_TO_EVALUATE_BY = (
 
 
 def batch_norm(
-    input: Tensor,
+    input: Shaped[Tensor, "*shape"],
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -36,7 +37,7 @@ def batch_norm(
     group: ProcessGroup | None = None,
     add: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Normalize every channel by its mean and spread: the batch's in training, the running ones otherwise.
 
         y = activation((x − μ) / √(σ² + eps) · weight + bias + add)
@@ -202,7 +203,8 @@ def _by_gathered_statistics(
     all_ranks = moments(x, _all_but_channels(x), mask=mask)
     if group is not None:
         all_ranks = all_ranks.all_reduce(group)
-    if not (torch.compiler.is_compiling() or transforms_active() or x.is_meta):
+    # (Elsewhere the counts can't be looked at, or only by stopping the device.)
+    if x.device.type == "cpu" and not (torch.compiler.is_compiling() or transforms_active()):
         # With one value the variance is 0 and its unbiased estimate does not exist. (A sum of weights may be
         # anything above 0.) All ranks hold the same counts, so that all of them raise or none does.
         weights = mask is not None and mask.is_floating_point()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
@@ -22,7 +23,7 @@ from musigma.statistics import Moments
 
 
 def group_norm(
-    input: Tensor,
+    input: Shaped[Tensor, "*shape"],
     num_groups: int,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -30,7 +31,7 @@ def group_norm(
     *,
     mask: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Normalize every group of channels of every example by its own mean and spread.
 
         y = (x − μ) / √(σ² + eps) · weight + bias,    μ, σ² over (c/num_groups, *spatial), σ² biased (1/n)
@@ -129,7 +130,7 @@ def _per_channel(x: Tensor, *vectors: Tensor | None) -> list[Tensor | None]:
 
 
 def instance_norm(
-    input: Tensor,
+    input: Shaped[Tensor, "*shape"],
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
@@ -140,7 +141,7 @@ def instance_norm(
     *,
     mask: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Normalize every channel of every example by its own mean and spread.
 
         y = (x − μ) / √(σ² + eps) · weight + bias,    μ, σ² over (*spatial), σ² biased (1/n)

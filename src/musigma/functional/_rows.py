@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
@@ -22,7 +23,7 @@ RMS_EPS = torch.finfo(torch.float32).eps
 
 
 def layer_norm(
-    input: Tensor,
+    input: Shaped[Tensor, "*shape"],
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -30,7 +31,7 @@ def layer_norm(
     *,
     mask: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Normalize every row, the values over the last dims, by its own mean and spread.
 
         y = (x − μ) / √(σ² + eps) · weight + bias,    μ, σ² over `normalized_shape`, σ² biased (1/n)
@@ -98,14 +99,14 @@ def layer_norm(
 
 
 def rms_norm(
-    input: Tensor,
+    input: Shaped[Tensor, "*shape"],
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
     *,
     mask: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Scale every row, the values over the last dims, to root mean square 1; the mean stays where it is.
 
         y = x / √(mean(x²) + eps) · weight,    mean(x²) over `normalized_shape`
@@ -189,15 +190,15 @@ def _masked(
 
 
 def add_layer_norm(
-    x: Tensor,
-    residual: Tensor,
+    x: Shaped[Tensor, "*shape"],
+    residual: Shaped[Tensor, "..."],
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
     activation: str | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Shaped[Tensor, "*shape"], Shaped[Tensor, "*shape"]]:
     """Add, then normalize: the step between two sublayers of a Transformer.
 
         s = x + residual,    y = layer_norm(s)
@@ -242,14 +243,14 @@ def add_layer_norm(
 
 
 def add_rms_norm(
-    x: Tensor,
-    residual: Tensor,
+    x: Shaped[Tensor, "*shape"],
+    residual: Shaped[Tensor, "..."],
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
     *,
     activation: str | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Shaped[Tensor, "*shape"], Shaped[Tensor, "*shape"]]:
     """Add, then scale to root mean square 1: the step between two sublayers of a Llama-like Transformer.
 
         s = x + residual,    y = rms_norm(s)

@@ -1,5 +1,6 @@
 """Modules: torch.nn's normalization layers, and a few that torch lacks."""
 
+from musigma.nn._averaging import ema_multi_avg_fn
 from musigma.nn._batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from musigma.nn._batch_norm_lstm import BatchNormLSTM
 from musigma.nn._frozen import FrozenBatchNorm, FrozenBatchNorm1d, FrozenBatchNorm2d, FrozenBatchNorm3d
@@ -42,6 +43,7 @@ __all__ = [
     "Standardize",
     "SyncBatchNorm",
     "Unstandardize",
+    "ema_multi_avg_fn",
     "nonfinite_statistics",
     "restore_identity_",
 ]
