@@ -41,6 +41,8 @@ class LayerMeasure:
         received_between: variance between examples of what came in, averaged over positions; NaN unknown.
         received_correlation: mean cosine of two examples of what came in; NaN unknown.
         produced: E[z²] of what went out.
+        amplification: E[z²]/E[x²] that weights drawn independently with this mean and variance would give on
+            this very input, without a bias: Var(W)·fan_in, plus what a mean of the weights adds.
         independent: E[z²] that weights drawn independently with this mean and variance would give on this
             very input, Var(W)·Σx² + E[W]²·(Σx)² + E[b²]; a trained weight, aligned with its input, differs.
         channels: how many inputs (of a group) one output sums at one place: the width that decides how much
@@ -60,6 +62,7 @@ class LayerMeasure:
     received_between: float
     received_correlation: float
     produced: float
+    amplification: float
     independent: float
     channels: int
     units: int
@@ -88,6 +91,7 @@ def measure_layer(
     weights = overall(weight)
     bias = bound.get("bias")
     offset = 0.0 if bias is None else mean_square(bias.detach())
+    received, alone = mean_square(x), _independent(node.op, x, bound, weights)
     yield LayerMeasure(
         node=node,
         weight=_parameter_name(node, "weight"),
@@ -95,11 +99,12 @@ def measure_layer(
         fan_in=fan_in,
         fan_out=fan_out,
         weights=weights,
-        received=mean_square(x),
+        received=received,
         received_between=between,
         received_correlation=correlation,
         produced=mean_square(outputs[0].detach()),
-        independent=_independent(node.op, x, bound, weights) + offset,
+        amplification=alone / received if received > 0 else float("nan"),
+        independent=alone + offset,
         channels=weight.shape[0] // bound.get("groups", 1) if "transpose" in node.op else weight.shape[1],
         units=_units(node.op, weight, bound),
         groups=bound.get("groups", 1),

@@ -50,8 +50,8 @@ class NodeMeasure:
         correlation: mean cosine between the outputs of two examples; NaN likewise.
         zeros: fraction of values that are exactly 0.
         dead: (units,) units that are 0 for every example at every position.
-        dead_by_chance: behind a rectifier, the share of units that zero-mean weights on the same inputs would
-            leave off for every example; NaN where it isn't known or no unit is off.
+        dead_by_chance: behind a rectifier, the share of units that zero-mean weights would leave off for
+            every example on the same inputs; NaN where it isn't known or no unit is off.
         flat: fraction of values where the op's own derivative is below 1 % of its largest; NaN for other ops.
         nonfinite: how many values are NaN or infinite.
         nan: how many are NaN.
@@ -129,20 +129,35 @@ def _columns(units: Tensor) -> Tensor:
     return units[:, ::step].float().clone()
 
 
-def dead_by_chance(before: Tensor) -> float:
-    """How often a unit with zero-mean Gaussian weights would be off everywhere on the same inputs.
+def _bias(node: Node, args: Any, kwargs: Any) -> Tensor | None:
+    """The bias of a linear layer or convolution, which comes third in all of them."""
+    if node.op != "linear" and not node.op.startswith("conv"):
+        return None
+    bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
+    return None if bias is None else bias.detach().float()
+
+
+def dead_by_chance(units: Tensor, bias: Tensor | None) -> float:
+    """How often a unit with zero-mean Gaussian weights would be off on all of the same inputs.
 
     Over random weights a unit's pre-activations are Gaussian with the covariance that the layer's units show
     over the batch, and so is any random mixture of those units: the share of mixtures that are negative at
-    every value is the answer, however alike the examples are. A unit's own mean is mixed with random signs,
-    so a common negative bias gives one half at most.
+    every value is the answer, however alike the examples are. Biases are drawn from the layer's own with a
+    random sign, since a fair start favours none.
 
     Args:
-        before: (units, values) what went into the rectifier.
+        units: (units, values) what went into the rectifier, less the bias.
+        bias: (units,), or None.
     """
     generator = torch.Generator().manual_seed(0)
-    mix = torch.randn(MIXTURES, before.shape[0], generator=generator).to(before.device)
-    return float(((mix @ before) < 0).all(1).double().mean())
+    mixed = torch.randn(MIXTURES, units.shape[0], generator=generator).to(units.device) @ units
+    # The mixture of n units has n times the variance of one.
+    mixed = mixed / units.shape[0] ** 0.5
+    if bias is not None:
+        drawn = bias.abs()[torch.randint(len(bias), (MIXTURES,), generator=generator).to(bias.device)]
+        sign = torch.randint(2, (MIXTURES,), generator=generator).to(bias) * 2 - 1
+        mixed = mixed + (sign * drawn)[:, None]
+    return float((mixed < 0).all(1).double().mean())
 
 
 class NodeProbe:
@@ -152,7 +167,7 @@ class NodeProbe:
         self._batch = batch
         self._measures: list[NodeMeasure] = []
         self._axes: list[int | None] = []
-        self._recent: dict[int, Tensor] = {}
+        self._recent: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def see(self, node: Node, args: Any, kwargs: Any, output: Any) -> None:
         """Measure one call; called with the live tensors."""
@@ -170,7 +185,7 @@ class NodeProbe:
             inputs = [t for t in _calls.tensors_in((args, kwargs)) if t.is_floating_point() or t.is_complex()]
             _measure_output(measure, out.detach(), axis, self._batch)
             self._compare_with_chance(node, measure)
-            self._remember(node, out.detach(), axis)
+            self._remember(node, out.detach(), axis, args, kwargs)
             measure.nonfinite = sum(_count_nonfinite(o) for o in outputs)
             measure.nan = sum(_count_nan(o) for o in outputs)
             if measure.nonfinite:  # it costs a pass over every argument
@@ -190,14 +205,16 @@ class NodeProbe:
             and measure.dead.any()
             and before is not None
         ):
-            measure.dead_by_chance = dead_by_chance(before)
+            measure.dead_by_chance = dead_by_chance(*before)
 
-    def _remember(self, node: Node, out: Tensor, axis: int | None) -> None:
+    def _remember(self, node: Node, out: Tensor, axis: int | None, args: Any, kwargs: Any) -> None:
         # A rectifier that works in place has overwritten what it read by the time it is seen.
-        if axis is not None:
-            self._recent[node.index] = _columns(out.movedim(axis, 0).flatten(1))
-            while len(self._recent) > _RECENT:
-                del self._recent[next(iter(self._recent))]
+        if axis is None:
+            return
+        units, bias = _columns(out.movedim(axis, 0).flatten(1)), _bias(node, args, kwargs)
+        self._recent[node.index] = (units, bias) if bias is None else (units - bias[:, None], bias)
+        while len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
 
     def _unit_axis(self, node: Node, out: Tensor) -> int | None:
         if out.ndim < 2:

@@ -7,10 +7,12 @@ from musigma.doctor.probes._stacks import Drift, Stack, drift
 
 __all__ = ["Collapse", "collapse_of", "explodes", "forward_drift", "vanishes"]
 
-# Three orders of magnitude in the second moment, thirty times in the standard deviation: what a gradient
-# step changes shrinks (or grows) by as much, so thirty times the steps where a healthy stack takes one.
-# A healthy net stays within it: tanh with Xavier falls as 1/(2l), to 1/200 at a hundred layers.
-SCALE = math.log(1000.0)
+# A hundred times in the standard deviation: what a gradient step changes shrinks by as much, so a hundred
+# steps where a healthy stack takes one. Healthy nets stay within it: tanh with Xavier falls as 1/(2l), to
+# 1/200 of the mean square at a hundred layers, and torch's default with biases rests at 1/(5·width).
+VANISHED = math.log(1e4)
+# Thirty times in the standard deviation: a softmax over logits of that size is sure of a guess.
+EXPLODED = math.log(1e3)
 # Between-example variance over the second moment: 1e-4 is a spread of 1 % around a common output.
 _ALIKE = 1e-4
 # ... which must also lie two orders of magnitude below what a critical net of the same depth keeps.
@@ -30,7 +32,7 @@ def forward_drift(stack: Stack) -> Drift | None:
 
 
 def vanishes(stack: Stack) -> Drift | None:
-    """The drift where the signal falls by three orders of magnitude beyond chance, else None.
+    """The drift where the signal falls by four orders of magnitude beyond chance, else None.
 
     Measured from 1 where more than that comes in: large inputs that shrink to size are no fault of depth.
     """
@@ -41,7 +43,7 @@ def vanishes(stack: Stack) -> Drift | None:
     low = drift(min(layers[0].received, 1.0), layers[-1].received, [layer.channels for layer in layers[:-1]])
     if found is None or low is None:
         return None
-    return found if low.total < -SCALE and found.total < 0 and found.significant else None
+    return found if low.total < -VANISHED and found.total < 0 and found.significant else None
 
 
 def explodes(stack: Stack) -> Drift | None:
@@ -54,7 +56,7 @@ def explodes(stack: Stack) -> Drift | None:
         return None
     widths = [layer.channels for layer in layers]
     found = drift(max(layers[0].received, 1.0), layers[-1].produced, widths)
-    return found if found is not None and found.total > SCALE and found.significant else None
+    return found if found is not None and found.total > EXPLODED and found.significant else None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-__all__ = ["called", "listed"]
+__all__ = ["called", "counted", "listed"]
 
 
 def called(path: str) -> str:
@@ -15,3 +15,9 @@ def listed(names: Iterable[object], *, limit: int = 6) -> str:
     all_names = [called(str(n)) for n in names]
     more = len(all_names) - limit
     return ", ".join(all_names[:limit]) + (f" and {more} more" if more > 0 else "")
+
+
+def counted(count: int, what: str) -> str:
+    """A number and its noun: "1 step", "2 steps"."""
+    plural = "es" if what.endswith(("s", "ch")) else "s"
+    return f"{count} {what}{'' if count == 1 else plural}"

@@ -3,6 +3,7 @@
 from musigma.doctor import _treatments
 from musigma.doctor._finding import Finding
 from musigma.doctor._treatments import Applied, NotApplicable, Patient
+from musigma.doctor.probes._words import called
 
 
 @_treatments.treatment("momentum", mends=("NRM306",), order=30)
@@ -18,7 +19,7 @@ def apply(patient: Patient, findings: tuple[Finding, ...]) -> Applied:
             setattr(module, "momentum", changed[path])  # noqa: B010 - mypy takes a module's attributes for tensors
     if not changed:
         raise NotApplicable("none of the layers named has a momentum")
-    told = ", ".join(f"{path or '(model)'} to {value:g}" for path, value in changed.items())
+    told = ", ".join(f"{called(path)} to {value:g}" for path, value in changed.items())
     return Applied(
         patient.model, f"set the momentum (the weight of the new value) of {told}", {"momentum": changed}
     )

@@ -9,8 +9,8 @@ from typing import Any
 from musigma import init
 from musigma.doctor import _treatments
 from musigma.doctor._finding import Finding
-from musigma.doctor._render import place
 from musigma.doctor._treatments import Applied, NotApplicable, Patient
+from musigma.doctor.probes._words import counted, listed
 from musigma.graph import Graph
 
 
@@ -37,10 +37,10 @@ def apply(patient: Patient, findings: tuple[Finding, ...]) -> Applied:
         if bias in parameters and parameters[bias].requires_grad:
             rules[glob.escape(bias)] = "zeros"
     init.apply(patient.model, rules, seed=patient.seed)
-    told = "; ".join(f"{label}: {place(tuple(names))}" for label, names in said.items())
+    told = "; ".join(f"{label}: {listed(names, limit=3)}" for label, names in said.items())
     return Applied(
         patient.model,
-        f"drew {len(weights)} weight{'s' * (len(weights) > 1)} anew ({told}) and set their biases to 0",
+        f"drew {counted(len(weights), 'weight')} anew ({told}) and set their biases to 0",
         {"weights": weights, "seed": patient.seed},
     )
 

@@ -71,6 +71,7 @@ from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._trace import Trace
+from musigma.doctor.probes._words import called
 from musigma.graph import Node
 
 
@@ -83,7 +84,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
     if not hit or forward_is_bad:
         return
     culprit = _culprit(trace, hit)
-    named = f"{culprit.op} in {culprit.module or 'the model itself'}" if culprit else "the loss"
+    named = f"{culprit.op} in {called(culprit.module)}" if culprit else "the loss"
     yield Symptom(
         where=hit,
         message=f"{named} turned a finite gradient into one that is not; {len(hit)} of "

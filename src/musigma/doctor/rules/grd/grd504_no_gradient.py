@@ -59,6 +59,7 @@ from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._step import silent
+from musigma.doctor.probes._words import counted, listed
 from musigma.graph import kinds
 
 
@@ -104,14 +105,14 @@ def _zero(exam: Examination, names: tuple[str, ...], trainable: int) -> Symptom:
     all_zero = [n for n in exam.weights if exam.weights[n].zeros == 1.0]
     said = (
         f"{len(names)} of {trainable} trainable parameters have a gradient of exactly zero, also after "
-        f"{exam.settled.count} optimizer steps"
+        f"{counted(exam.settled.count, 'optimizer step')}"
     )
     if trace.loss_source != "projection":
         said += f"; the loss is {trace.loss:.5g}"
     if chance is not None and chance.classes and abs(trace.loss - chance.value) < 1e-4:
         said += f" = ln {chance.classes}, a uniform guess"
     if dormant := [n for n in all_zero if n in names]:
-        said += f"; all-zero tensors: {', '.join(dormant[:6])}{', …' if len(dormant) > 6 else ''}"
+        said += f"; all-zero tensors: {listed(dormant)}"
     return Symptom(
         where=names,
         message=said + ".",

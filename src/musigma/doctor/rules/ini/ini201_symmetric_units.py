@@ -62,6 +62,7 @@ from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._layers import LayerMeasure
+from musigma.doctor.probes._words import counted, listed
 from musigma.graph import Edge
 from musigma.statistics import moments
 
@@ -93,7 +94,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
             yield Symptom(
                 where=(first, second),
                 message=f"{first} and {second} read the same values, hold the same weights, and still do "
-                f"after {exam.settled.count} optimizer steps.",
+                f"after {counted(exam.settled.count, 'optimizer step')}.",
                 evidence={"first": first, "second": second, "steps": exam.settled.count},
                 fix="initialize the branches independently of each other",
             )
@@ -177,18 +178,18 @@ def _alike(exam: Examination, stuck: Mapping[str, LayerMeasure], held: _Tensors)
     counts = {n: count_units(units_of(layer, held)) for n, layer in stuck.items()}
     zero = [n for n in stuck if exam.weights[n].zeros == 1.0]
     name, (units, different) = next(iter(counts.items()))
-    said = f"{name} has {different} different {'unit' if different == 1 else 'units'} among {units}"
+    said = f"{name} has {units} units of which only {different} {'is' if different == 1 else 'are'} different"
     if len(stuck) > 1:
         said = f"the units of {len(stuck)} layers repeat each other ({said})"
     if zero:
-        said += f"; all zero: {', '.join(zero[:6])}{', …' if len(zero) > 6 else ''}"
+        said += f"; all zero: {listed(zero)}"
     chance, loss = exam.chance, ""
     if chance is not None and chance.classes:
         guess = f"ln {chance.classes} = {chance.value:.5g}"
         loss = f"; the loss is {exam.trace.loss:.5g}, a uniform guess has {guess}"
     return Symptom(
         where=tuple(stuck),
-        message=f"{said}, and they still do after {exam.settled.count} optimizer steps{loss}.",
+        message=f"{said}, also after {counted(exam.settled.count, 'optimizer step')}{loss}.",
         evidence={
             "units": {n: c[0] for n, c in counts.items()},
             "different": {n: c[1] for n, c in counts.items()},

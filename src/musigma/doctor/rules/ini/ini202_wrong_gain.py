@@ -6,8 +6,8 @@ drifts.
 In plain stacks (weight layers with nothing but activations, pooling, dropout and views between them) it
 compares Var(W)·fan_in with the square of the gain of the activation that really follows. It fires where
 that differs by more than sampling error and the signal really drifts because of it: the second moment,
-or the part of it that tells examples apart, leaves its scale by three orders of magnitude along the
-stack. Weights that a normalization layer follows, weights that start at zero, and short stacks with
+or the part of it that tells examples apart, leaves its scale by three orders of magnitude or more along
+the stack. Weights that a normalization layer follows, weights that start at zero, and short stacks with
 torch's default don't fire.
 
 ## Why it hurts
@@ -65,12 +65,13 @@ from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._layers import LayerMeasure
 from musigma.doctor.probes._signal import collapse_of, explodes, forward_drift, vanishes
 from musigma.doctor.probes._stacks import Link, Stack
-from musigma.graph import kinds
 
 # Standard errors that are forgiven; a net has a few hundred weight tensors at most.
 _SIGMAS = 4.0
 # A gain that is off by less costs less than 5 % of the standard deviation a layer.
 _TOLERANCE = math.log(1.1)
+# "Because of it": the gains account for more of the drift than anything else does.
+_EXPLAINED = 0.5
 
 
 @_rules.rule("INI202", "wrong-gain", severity="warning")
@@ -79,23 +80,32 @@ def check(exam: Examination) -> Iterator[Symptom]:
     if not exam.fresh:
         return
     for stack in exam.stacks:
-        direction = _direction(exam, stack)
-        if not direction:
-            continue
-        off = [(link, wanted) for link in stack.links if (wanted := _wanted(exam, link, stack)) is not None]
-        off = [(link, wanted) for link, wanted in off if direction * _excess(link.layer, wanted) > 0]
-        if off:
+        gone = _lost(exam, stack)
+        # An output may be as small as it likes: a head counts only where the signal explodes.
+        counted = gone > 0 or stack.links[-1].activation is not None
+        links = stack.links if counted else stack.hidden
+        wanted = [(link, _wanted(exam, link)) for link in links]
+        off = [(link, w) for link, w in wanted if w is not None and gone * _excess(link.layer, w) > 0]
+        explained = abs(sum(_excess(link.layer, w) for link, w in off))
+        if off and explained > _EXPLAINED * abs(gone):
             yield _symptom(stack, off)
 
 
-def _direction(exam: Examination, stack: Stack) -> int:
-    """−1 where the signal (or what tells examples apart in it) vanishes, 1 where it explodes, else 0."""
-    if explodes(stack):
-        return 1
-    return -1 if vanishes(stack) or collapse_of(stack, exam.batch) is not None else 0
+def _lost(exam: Examination, stack: Stack) -> float:
+    """By how much the signal vanishes (below 0) or explodes along a stack, in logarithms; 0 where it doesn't.
+
+    That is its second moment or, where biases hold that up, the part of it that tells examples apart.
+    """
+    found = explodes(stack) or vanishes(stack)
+    if found is not None:
+        return found.total
+    collapse = collapse_of(stack, exam.batch)
+    if collapse is None:
+        return 0.0
+    return math.log(collapse.share / collapse.critical) if collapse.share > 0 else -math.inf
 
 
-def _wanted(exam: Examination, link: Link, stack: Stack) -> float | None:
+def _wanted(exam: Examination, link: Link) -> float | None:
     """gain² of the activation that follows; None where nothing is asked of this weight."""
     layer = link.layer
     if layer.weight is None or float(layer.weights.var()) == 0:
@@ -104,7 +114,6 @@ def _wanted(exam: Examination, link: Link, stack: Stack) -> float | None:
         return None
     activation = link.activation
     if activation is None:
-        # An output may be as small as it likes; that it is too large is what an exploding stack shows.
         return 1.0
     options = {
         k: v for k, v in activation.options.items() if k not in ("inplace", "training", "dim", "dtype")
@@ -116,42 +125,46 @@ def _wanted(exam: Examination, link: Link, stack: Stack) -> float | None:
 
 
 def _excess(layer: LayerMeasure, wanted: float) -> float:
-    """ln(Var(W)·fan_in / gain²) where it is beyond chance and tolerance, else 0.
+    """ln(E[z²]/E[x²] / gain²) where it is beyond chance and tolerance, else 0.
 
-    The sample variance of n normal weights has the relative standard error √(2/n).
+    The sample variance of n normal weights has the relative standard error √(2/n); a sample mean of √(Var/n)
+    adds about one part in the number of units where the inputs are all positive.
     """
-    off = math.log(layer.gain_squared / wanted)
-    chance = _SIGMAS * (2 / float(layer.weights.count)) ** 0.5
+    if not layer.amplification > 0:
+        return 0.0
+    off = math.log(layer.amplification / wanted)
+    chance = _SIGMAS * ((2 / float(layer.weights.count)) ** 0.5 + 1 / layer.units)
     return off if abs(off) > max(chance, _TOLERANCE) else 0.0
 
 
 def _symptom(stack: Stack, off: list[tuple[Link, float]]) -> Symptom:
-    layers = [link.layer for link, _ in off]
     link, wanted = max(off, key=lambda pair: abs(_excess(pair[0].layer, pair[1])))
-    realised = link.layer.gain_squared
-    follows = link.activation.op if link.activation is not None else "what"
+    layer, follows = link.layer, link.activation.op if link.activation is not None else None
     found = forward_drift(stack)
-    factors = {str(one.layer.weight): one.layer.gain_squared / gain for one, gain in off}
-    said = f"{len(off)} of {len(stack.links)} layers" if len(off) > 1 else f"{link.layer.weight}"
-    have = "have" if len(off) > 1 else "has"
-    tail = (
-        f"the second moment changes by a factor {realised / wanted:.3g} a layer there"
-        if found is None
-        else f"a factor {realised / wanted:.3g} a layer, and {math.exp(found.total):.3g} over the stack"
-    )
+    said = f"{len(off)} of {len(stack.links)} layers have" if len(off) > 1 else f"{layer.weight} has"
+    factor = layer.amplification / wanted
+    total = "" if found is None else f", and {math.exp(found.total):.3g} over the stack"
+    mean = float(layer.weights.mean)
+    # A mean that adds more than the variance does is what is wrong.
+    biased = layer.amplification > 2 * layer.gain_squared
+    cause = f" and a mean of {mean:.3g}" if biased else ""
     return Symptom(
-        where=tuple(str(layer.weight) for layer in layers),
-        message=f"{said} {have} Var(W)·fan_in = {realised:.3g} where the {follows} that follows wants "
-        f"{wanted:.3g}: {tail}.",
+        where=tuple(str(one.layer.weight) for one, _ in off),
+        message=f"{said} Var(W)·fan_in = {layer.gain_squared:.3g}{cause} where {_follower(follows)} wants "
+        f"{wanted:.3g}: the mean square changes by a factor {factor:.3g} a layer{total}.",
         evidence={
-            "var_times_fan_in": {str(layer.weight): layer.gain_squared for layer in layers},
+            "var_times_fan_in": {str(one.layer.weight): one.layer.gain_squared for one, _ in off},
+            "mean": {str(one.layer.weight): float(one.layer.weights.mean) for one, _ in off},
             "wanted": {str(one.layer.weight): gain for one, gain in off},
-            "factor_per_layer": factors,
-            "factor": realised / wanted,
+            "factor_per_layer": {str(one.layer.weight): one.layer.amplification / gain for one, gain in off},
+            "factor": factor,
             "total": None if found is None else math.exp(found.total),
             "activation": follows,
         },
-        fix=f"use a scheme with gain² = {wanted:.3g}: musigma.init.he_normal_(w, nonlinearity={follows!r})"
-        if follows in kinds.ACTIVATIONS
-        else f"scale the weights to Var(W) = {wanted:.3g}/fan_in",
+        fix=f"draw the weights with mean 0 and variance {wanted:.3g}/fan_in"
+        + (f": musigma.init.he_normal_(w, nonlinearity={follows!r})" if follows else ""),
     )
+
+
+def _follower(activation: str | None) -> str:
+    return f"the {activation} that follows" if activation else "a layer without activation"

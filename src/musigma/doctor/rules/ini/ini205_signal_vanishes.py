@@ -3,7 +3,7 @@
 ## What it does
 
 In plain stacks (weight layers without normalization or sums between them) it follows E[x²] of what each
-weight layer receives. It fires where that falls by more than three orders of magnitude and by more than
+weight layer receives. It fires where that falls by more than four orders of magnitude and by more than
 the widths explain by chance: a layer of n units multiplies it by a random factor whose logarithm has
 the variance 5/n at most. Small output layers are left out; they are small on purpose.
 

@@ -5,9 +5,9 @@
 Counts the units behind a rectifier that are zero for every example at every position. With zero-mean
 weights a unit's pre-activations over the batch are Gaussian, so the chance that it is off for all n
 examples is 2⁻ⁿ where these are unlike, but near one half where they look alike, as they do deep in a
-healthy net; it is measured with random mixtures of the layer's own units. The rule fires where the
-count exceeds that by four standard errors and by a tenth of the units, and still does after an
-optimizer step on a copy.
+healthy net; it is measured with random mixtures of the layer's own units, and with its own biases under
+a random sign. The rule fires where the count exceeds that by four standard errors and by a tenth of the
+units, and still does after an optimizer step on a copy.
 
 ## Why it hurts
 
@@ -58,6 +58,7 @@ from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._nodes import MIXTURES, NodeMeasure
 from musigma.doctor.probes._trace import Trace
+from musigma.doctor.probes._words import called
 from musigma.graph import Edge, Node, kinds
 
 _SIGMAS = 4.0
@@ -108,7 +109,7 @@ def _symptom(measure: NodeMeasure, layer: Node, batch: int) -> Symptom:
     expected = measure.dead_by_chance * units
     return Symptom(
         where=tuple(n for n in layer.parameters) or (layer.module,),
-        message=f"{len(dead)} of {units} units of {layer.module or 'the layer'} are off for all {batch} "
+        message=f"{len(dead)} of {units} units of {called(layer.module)} are off for all {batch} "
         f"examples, where chance gives {expected:.1f}, also after an optimizer step.",
         evidence={
             "dead": len(dead),

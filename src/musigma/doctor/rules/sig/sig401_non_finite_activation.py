@@ -70,6 +70,7 @@ from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes import _calls
 from musigma.doctor.probes._nodes import NodeMeasure
+from musigma.doctor.probes._words import called
 from musigma.graph import Edge
 
 # They put an infinity where the caller asked for one.
@@ -122,7 +123,7 @@ def _symptom(exam: Examination, origin: NodeMeasure) -> Symptom:
     node, poisoned = origin.node, _poisoned(exam, origin)
     total = sum(math.prod(spec.shape) for spec in node.outputs)
     what = f"{origin.nan} NaN" if origin.nan == origin.nonfinite else f"{origin.nonfinite} non-finite"
-    said = f"{node.op} in {node.module or 'the model itself'} made {what} among {total} values"
+    said = f"{node.op} in {called(node.module)} made {what} among {total} values"
     cause = f"its parameter {', '.join(poisoned)} is not finite" if poisoned else "from finite arguments"
     if origin.inputs_nonfinite and not poisoned:
         cause = "from infinite arguments"

@@ -58,6 +58,7 @@ from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes import _calls
 from musigma.doctor.probes._trace import Trace
+from musigma.doctor.probes._words import counted
 from musigma.graph import Edge, Node, kinds
 
 
@@ -81,7 +82,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
         loss += f", for a uniform guess ln {chance.classes} = {chance.value:.5g}"
     yield Symptom(
         where=(last.module if dead and last is not None else "",),
-        message=f"{said}, also after {exam.settled.count} optimizer steps{loss}.",
+        message=f"{said}, also after {counted(exam.settled.count, 'optimizer step')}{loss}.",
         evidence={
             "output": first,
             "examples": exam.batch,
