@@ -5,21 +5,20 @@ from __future__ import annotations
 import html
 import json
 import math
-import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from musigma.doctor import Finding, Report, examine
+from musigma.doctor import Comparison, Finding, Given, Record, Report, Run, examine
 from musigma.doctor.report import to_html, write_html
 from musigma.doctor.report._figures import Series, histograms, merged, profile
 from musigma.doctor.report._html import script_json
@@ -62,14 +61,16 @@ def made(name: str = "net", *findings: Finding, module: str = "0") -> Report:
     return Report(findings, measured, {"NRM319": "needs mask"}, name)
 
 
-def run(losses: list[float], accuracies: list[tuple[int, float]], seconds: float) -> SimpleNamespace:
-    return SimpleNamespace(losses=losses, accuracies=accuracies, seconds=seconds)
+def trained() -> Comparison:
+    original = Run([2.5, 2.0, 1.0], [(1, 0.2), (3, 0.9)], 2.0)
+    treated = Run([2.3, 1.0, 0.5], [(1, 0.5), (3, 0.96)], 2.5)
+    return Comparison(original, treated, math.log(10), 0.95)
 
 
-def trained() -> SimpleNamespace:
-    original = run([2.5, 2.0, 1.0], [(1, 0.2), (3, 0.9)], 2.0)
-    treated = run([2.3, 1.0, 0.5], [(1, 0.5), (3, 0.96)], 2.5)
-    return SimpleNamespace(original=original, treated=treated, expected_loss=math.log(10), goal=0.95)
+def recorded(after: Report, *, name: str = "standardize") -> Record:
+    kept = Given(name, ("INP101",), name, True)
+    undone = Given(name, ("NRM301",), "", False, name)
+    return Record((kept, undone), ((finding(code="INP102", where=(name,)), name),), made(), after)
 
 
 class Tags(HTMLParser):
@@ -100,7 +101,8 @@ def figures(page: str) -> list[dict[str, object]]:
 
 def test_names_and_messages_can_not_leave_their_place() -> None:
     nasty = finding(where=(NASTY,), message=NASTY, fix=NASTY, evidence={NASTY: [NASTY, 1.0]})
-    page = to_html(made(NASTY, nasty, module=NASTY), treated=made(NASTY, module=NASTY), comparison=trained())
+    record = recorded(made(NASTY, module=NASTY), name=NASTY)
+    page = to_html(made(NASTY, nasty, module=NASTY), record=record, comparison=trained())
     tags = Tags(page)
     assert tags.open == []
     assert [t for t, _ in tags.seen if t == "img"] == []
@@ -129,14 +131,14 @@ def test_the_same_report_gives_the_same_bytes() -> None:
 
 
 def test_every_plot_has_words_and_a_table() -> None:
-    page = to_html(made("net", finding()), treated=made(), comparison=trained())
+    page = to_html(made("net", finding()), record=recorded(made()), comparison=trained())
     tags = Tags(page)
     drawn = {f["id"] for f in figures(page)}
     assert drawn == {"loss", "accuracy", "activation-std", "activation-mean", "gradient-norm", "weights"}
     described = {a["id"] for t, a in tags.seen if a.get("role") == "img" and a.get("aria-label")}
     assert described == drawn
-    # each plot's numbers, the evidence, and the silent rules
-    assert sum(t == "details" for t, _ in tags.seen) == len(drawn) + 2
+    # each plot's numbers, the evidence, the silent rules, and what nothing mended
+    assert sum(t == "details" for t, _ in tags.seen) == len(drawn) + 3
     assert next(a for t, a in tags.seen if t == "html") == {"lang": "en"}
 
 
@@ -146,8 +148,7 @@ def test_the_worse_is_shown_as_worse() -> None:
     assert rows["steps to 95% test accuracy"].shown("original") == "not reached"
     assert rows["steps to 95% test accuracy"].better == "treated"
     assert rows["time to train"].better == ""
-    swapped = trained()
-    swapped.original, swapped.treated = swapped.treated, swapped.original
+    swapped = replace(trained(), original=trained().treated, treated=trained().original)
     assert {r.better for r in comparison_rows(swapped)} == {"original", ""}
 
 
@@ -156,6 +157,34 @@ def test_a_loss_that_diverged_is_the_worse_one() -> None:
     both.treated.losses[-1] = math.nan
     row = next(r for r in comparison_rows(both) if r.name == "loss at the end")
     assert (row.better, row.shown("treated")) == ("original", "nan")
+
+
+def test_several_runs_are_judged_by_their_medians() -> None:
+    lucky = replace(trained(), original=Run([2.5, 0.1, 0.1], [(1, 0.96), (3, 0.97)], 1.0))
+    several = [trained(), lucky, trained()]
+    row = next(r for r in comparison_rows(several) if r.name.startswith("steps"))
+    # The original reached the goal once, at step 1; the treated each time, at step 3
+    assert (row.original, row.treated, row.wins) == (None, 3, (1, 2))
+    assert row.verdict(runs=3) == "treated, 2 of 3"
+    assert "Medians of 3 runs" in to_html(made(), comparison=several)
+
+
+def test_no_run_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="got an empty one"):
+        to_html(made(), comparison=[])
+
+
+def test_a_standardized_models_layers_are_drawn_over_the_originals() -> None:
+    page = to_html(made(module="0"), record=recorded(made(module="model.0")))
+    std = next(f for f in figures(page) if f["id"] == "activation-std")
+    assert [t["x"] for t in std["traces"]] == [[0, 1, 2], [0, 1, 2]]  # type: ignore[attr-defined]
+
+
+def test_what_was_not_mended_is_told_with_the_reason() -> None:
+    page = to_html(made(), record=recorded(made()))
+    assert "INP101 mended" in page
+    assert "not done: standardize" in page
+    assert "1 finding left" in page
 
 
 @pytest.mark.parametrize(
@@ -254,30 +283,37 @@ class Net(nn.Module):
 chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--no-first-run",
+    "--enable-logging=stderr",
+    "--virtual-time-budget=20000",
+    "--window-size=1200,3000",
+)
+
+
 @pytest.mark.skipif(chromium is None, reason="no chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_every_plot_without_complaint(tmp_path: Path, scheme: str) -> None:
     x, y = torch.randn(64, 6) * 4 + 2, torch.randint(3, (64,))
     report = examine(Net(), x, y, loss=nn.functional.cross_entropy, name=NASTY)
-    treated = examine(Net(), x / 4, y, loss=nn.functional.cross_entropy)
-    page = write_html(tmp_path / "report.html", report, treated=treated, comparison=trained())
-    flags = (
-        "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync --disable-background-networking"
-    )
-    flags += (
-        " --disable-dev-shm-usage --enable-logging=stderr --virtual-time-budget=20000 --window-size=1200,3000"
-    )
-    flags += f" --blink-settings=preferredColorScheme={int(scheme == 'light')}"
+    record = recorded(examine(Net(), x / 4, y, loss=nn.functional.cross_entropy))
+    page = write_html(tmp_path / "report.html", report, record=record, comparison=trained())
+    colours = f"--blink-settings=preferredColorScheme={int(scheme == 'light')}"
     command = [
         str(chromium),
-        *flags.split(),
-        f"--user-data-dir={tmp_path / 'profile'}",
+        *FLAGS,
+        colours,
+        f"--user-data-dir={tmp_path}/profile",
         "--dump-dom",
         page.as_uri(),
     ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=dict(os.environ, LANG="C.UTF-8")
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert said == []
     dom = done.stdout
