@@ -38,6 +38,9 @@ How to write a rule
    - `exam.stacks` (plain stacks of weight layers), `exam.fresh` (weights as an initialization leaves them),
      `exam.chance` (the loss of a net that knows nothing)
    - `exam.modes_compared`: the same batch in train and in eval mode, noise averaged out
+   - `exam.channels` (every BatchNorm and InstanceNorm call: what it sees, how many independent values that is
+     worth, what it has stored), `exam.channels_in_training` (the same in train mode), `exam.cancelled_biases`
+     (biases that norms subtract again), `exam.coupling` (whether examples depend on their batch mates)
    - `exam.data` (moments of every input), `exam.weights` (moments of every parameter)
 
    Each is measured when a rule first asks for it and then kept. A probe that more than one rule could use
