@@ -220,7 +220,8 @@ class NodeProbe:
         if out.ndim < 2:
             return None
         if node.op in _CHANNEL_FIRST:
-            return 1
+            # Convolutions and poolings also take one example without a batch axis: counted from the end.
+            return out.ndim - int(node.op[-2]) - 1 if node.op[-2:] in ("1d", "2d", "3d") else 1
         if node.op in _CHANNEL_LAST or out.ndim == 2:
             return out.ndim - 1
         for source in node.inputs:
