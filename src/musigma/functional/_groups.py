@@ -21,6 +21,11 @@ from musigma.ops import selected
 from musigma.ops._numerics import memory_format
 from musigma.statistics import Moments
 
+_NOTHING_TO_NORMALIZE_BY = (
+    "Expected running_mean and running_var to be defined when use_input_stats is false; pass both, or "
+    "normalize by the input's own statistics"
+)
+
 
 def group_norm(
     input: Shaped[Tensor, "*shape"],
@@ -202,33 +207,14 @@ def instance_norm(
     check_channels(
         "instance_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
     )
-    check_running(
-        running_mean,
-        running_var,
-        ""
-        if use_input_stats
-        else "Expected running_mean and running_var to be defined when use_input_stats "
-        "is false; pass both, or normalize by the input's own statistics",
-    )
+    check_running(running_mean, running_var, "" if use_input_stats else _NOTHING_TO_NORMALIZE_BY)
     check_eps("instance_norm", eps)
     check_activation(activation)
-    if not use_input_stats:
-        return activate(
-            by_running_statistics(input, running_mean, running_var, weight, bias, eps), activation
-        )
-    positions = math.prod(input.shape[2:])
-    if positions == 1:
-        raise ValueError(
-            f"Expected more than 1 spatial element when training, got input size {tuple(input.shape)}; one "
-            "value a channel is always normalized to 0. Use LayerNorm or GroupNorm over the channels instead"
-        )
-    batch: Statistics | None
-    if mask is not None and input.numel():
-        y, kept = _masked(input, input.shape[1], weight, bias, eps, mask)
-        # as if every example had two values: their unbiased variance is then M2 itself
-        batch = kept.count.new_full((), 2.0), kept.mean.mean(0), kept.var(correction=1).mean(0)
+    batch = None
+    if use_input_stats:
+        y, batch = _by_instance(input, running_mean is not None, weight, bias, eps, mask)
     else:
-        y, batch = _by_instance(input, running_mean is not None, weight, bias, eps, positions)
+        y = by_running_statistics(input, running_mean, running_var, weight, bias, eps)
     y = activate(y, activation)
     if batch is not None and running_mean is not None and running_var is not None:
         update(running_mean, running_var, None, batch, momentum)
@@ -236,11 +222,21 @@ def instance_norm(
 
 
 def _by_instance(
-    x: Tensor, track: bool, weight: Tensor | None, bias: Tensor | None, eps: float, positions: int
+    x: Tensor, track: bool, weight: Tensor | None, bias: Tensor | None, eps: float, mask: Tensor | None
 ) -> tuple[Tensor, Statistics | None]:
     """y, and where asked for the examples' statistics averaged."""
+    positions = math.prod(x.shape[2:])
+    if positions == 1:
+        raise ValueError(
+            f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}; one value "
+            "a channel is always normalized to 0. Use LayerNorm or GroupNorm over the channels instead"
+        )
     if x.numel() == 0:
         return only_bias(x, *_per_channel(x, weight, bias)), None
+    if mask is not None:
+        y, kept = _masked(x, x.shape[1], weight, bias, eps, mask)
+        # as if every example had two values: their unbiased variance is then M2 itself
+        return y, (kept.count.new_full((), 2.0), kept.mean.mean(0), kept.var(correction=1).mean(0))
     if selected("group_norm", x) or transforms_active():
         y, mean, m2 = group_norm_op(x, x.shape[1], weight, bias, eps)
         count = mean.new_full((), positions)
