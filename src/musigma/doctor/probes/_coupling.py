@@ -1,6 +1,6 @@
 """Whether one example's output depends on its batch mates, and where the dependence comes in."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,12 +81,17 @@ def measure_coupling(model: nn.Module, inputs: Any, *, seed: int = 0) -> Couplin
         for a, b in zip(_calls.floating_outputs(output), _calls.floating_outputs(again), strict=False)
         if a.shape == b.shape and a.ndim and a.shape[0] == examples
     ]
-    if not pairs:
-        return None
+    return _judge(pairs, graph, changed, kept) if pairs else None
+
+
+def _judge(
+    pairs: Sequence[tuple[Tensor, Tensor]], graph: Graph, changed: Mapping[int, float], kept: int
+) -> Coupling:
+    scale = max(float(a.abs().max()) for a, _ in pairs)
     if not any(_beyond_rounding(a, b) for a, b in pairs):
-        return Coupling(0.0, _scale(pairs), kept, ())
+        return Coupling(0.0, scale, kept, ())
     difference = max(float((a - b).abs().max()) for a, b in pairs)
-    return Coupling(difference, _scale(pairs), kept, _origins(graph, changed))
+    return Coupling(difference, scale, kept, _origins(graph, changed))
 
 
 def _run(model: nn.Module, inputs: Any, listen: Any, seed: int) -> tuple[Graph, Any]:
@@ -112,10 +117,6 @@ def _beyond_rounding(a: Tensor, b: Tensor) -> float:
     change = float(apart.max())
     largest = float(a.abs().double().nan_to_num(nan=0.0, posinf=0.0).max())
     return change if change > _ROUNDINGS * torch.finfo(a.dtype).eps * largest else 0.0
-
-
-def _scale(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    return max(float(a.abs().max()) for a, _ in pairs)
 
 
 def _origins(graph: Graph, changed: Mapping[int, float]) -> tuple[Node, ...]:

@@ -1,23 +1,27 @@
-"""How messages name things."""
+"""How messages name and count things."""
 
 from collections.abc import Iterable
 
-__all__ = ["called", "counted", "listed"]
+__all__ = ["called", "counted", "listed", "modules"]
 
 
 def called(path: str) -> str:
-    """A module's qualified name; the model has none of its own."""
-    return path or "the model itself"
+    """A module's qualified name in quotes, since it may be a mere number; the model has none of its own."""
+    return f"'{path}'" if path else "the model itself"
+
+
+def counted(number: int, one: str) -> str:
+    """ "1 layer", "2 layers"."""
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"
 
 
 def listed(names: Iterable[object], *, limit: int = 6) -> str:
     """The first few names with commas, and how many more there are."""
-    all_names = [called(str(n)) for n in names]
+    all_names = [str(n) for n in names]
     more = len(all_names) - limit
     return ", ".join(all_names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
-def counted(count: int, what: str) -> str:
-    """A number and its noun: "1 step", "2 steps"."""
-    plural = "es" if what.endswith(("s", "ch")) else "s"
-    return f"{count} {what}{'' if count == 1 else plural}"
+def modules(paths: Iterable[str]) -> str:
+    """`listed`, of modules."""
+    return listed(map(called, paths))

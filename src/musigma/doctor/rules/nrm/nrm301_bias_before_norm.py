@@ -57,7 +57,7 @@ from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._biases import CancelledBias
-from musigma.doctor.probes._words import listed
+from musigma.doctor.probes._words import called, listed
 from musigma.graph import Parameter
 
 
@@ -73,7 +73,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
     each = {bias.name: _evidence(exam, bias) for bias in found}
     gradients = [g for bias in found if (g := _largest(exam, bias.name)) is not None]
     weights = [g for bias in found if (g := _largest(exam, _weight(bias))) is not None]
-    pairs = listed(f"{bias.name} by {bias.norms[0].module or 'the model itself'}" for bias in found)
+    pairs = listed(f"{bias.name} by {called(bias.norms[0].module)}" for bias in found)
     said = f"; their gradients are at most {max(gradients):.2g}" if gradients else ""
     said += f", where their weights' reach {max(weights):.2g}" if gradients and weights else ""
     yield Symptom(

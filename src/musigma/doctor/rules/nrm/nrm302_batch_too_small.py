@@ -60,7 +60,7 @@ from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._channels import ChannelMeasure
-from musigma.doctor.probes._words import called, listed
+from musigma.doctor.probes._words import called, counted, modules
 
 # 1/M from the mean and x̂²·2/4M from the standard deviation, with E[x̂²] = 1.
 _NOISE = 1.5
@@ -84,9 +84,9 @@ def check(exam: Examination) -> Iterator[Symptom]:
     mean_sd, std_sd = deviations(worst.effective)
     yield Symptom(
         where=tuple(noisy),
-        message=f"with {worst.count} examples the statistics of {called(worst.path)} are worth "
+        message=f"with {counted(worst.count, 'example')} the statistics of {called(worst.path)} are worth "
         f"{worst.effective:.3g} independent values: from batch to batch the mean moves by {mean_sd:.3g} σ "
-        f"and σ by {std_sd:.1%}" + (f"; layers concerned: {listed(noisy)}." if len(noisy) > 1 else "."),
+        f"and σ by {std_sd:.1%}" + (f"; layers concerned: {modules(noisy)}." if len(noisy) > 1 else "."),
         evidence={
             "examples": worst.count,
             "worst": worst.path,

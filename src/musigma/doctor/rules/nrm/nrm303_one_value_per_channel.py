@@ -96,7 +96,7 @@ def values_per_mean(node: Node) -> int | None:
     """How many values each mean of a norm is taken over; None where it is no norm or takes none."""
     if node.op not in kinds.NORMS or not node.outputs:
         return None
-    shape = node.outputs[0].shape
+    shape = [int(size) for size in node.outputs[0].shape]
     if node.op in kinds.BATCH_NORMS and node.options.get("training") is True and len(shape) > 1:
         return shape[0] * prod(shape[2:])
     if node.op == "instance_norm" and node.options.get("use_input_stats", True) is True and len(shape) > 1:

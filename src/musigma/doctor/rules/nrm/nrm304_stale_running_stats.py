@@ -75,7 +75,7 @@ from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._channels import ChannelMeasure, Stored
-from musigma.doctor.probes._words import called, listed
+from musigma.doctor.probes._words import called, modules
 from musigma.statistics import moments
 
 # What a layer of a net that trains well lags by, root mean square over its channels: up to 0.42 standard
@@ -181,7 +181,7 @@ def _symptom(stale: dict[str, _Stale]) -> Symptom:
         where=tuple(stale),
         message=f"the running statistics of {called(path)} don't describe its input: in channel {worst} the "
         f"mean is {apart:.3g} standard deviations off and the variance {ratio:.3g} times the batch's; {said}"
-        + (f". The same in {listed(list(stale)[1:])}." if len(stale) > 1 else "."),
+        + (f". The same in {modules(list(stale)[1:])}." if len(stale) > 1 else "."),
         evidence={
             "layer": path,
             "channel": worst,

@@ -61,7 +61,7 @@ from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._channels import ChannelMeasure
-from musigma.doctor.probes._words import listed
+from musigma.doctor.probes._words import counted, modules
 
 
 @_rules.rule("NRM305", "never-updated-stats", severity="error")
@@ -80,16 +80,16 @@ def check(exam: Examination) -> Iterator[Symptom]:
     if fresh:
         yield Symptom(
             where=tuple(fresh),
-            message=f"{len(fresh)} layers normalize by running statistics that were never updated "
-            f"(mean 0, variance 1): {listed(fresh)}.",
+            message=f"{counted(len(fresh), 'layer')} with running statistics that were never updated "
+            f"(mean 0, variance 1): {modules(fresh)}.",
             evidence={"layers": {path: _numbers(m) for path, m in fresh.items()}},
             fix="load the buffers as well (state_dict, not parameters), or musigma.surgery.recalibrate",
         )
     if uncounted:
         yield Symptom(
             where=tuple(uncounted),
-            message=f"{len(uncounted)} layers hold running statistics, yet num_batches_tracked is 0 and "
-            f"momentum None, so that the next update replaces them: {listed(uncounted)}.",
+            message=f"{counted(len(uncounted), 'layer')} with running statistics, yet num_batches_tracked is "
+            f"0 and momentum None, so that the next update replaces them: {modules(uncounted)}.",
             evidence={"layers": {path: _numbers(m) for path, m in uncounted.items()}},
             fix="set num_batches_tracked to at least 1, so that momentum=None doesn't overwrite them",
             severity="info",

@@ -57,7 +57,7 @@ from collections.abc import Iterator
 from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
-from musigma.doctor.probes._words import listed
+from musigma.doctor.probes._words import modules
 
 # (2 − m)/m < 2: the average is worth fewer than two batches.
 _LIMIT = 2 / 3
@@ -84,14 +84,14 @@ def _module_says(exam: Examination, path: str) -> bool:
 
 def _symptom(exam: Examination, momentum: float, paths: tuple[str, ...]) -> Symptom:
     if momentum == 0:
-        said = f"momentum 0 never moves the running statistics of {listed(paths)}"
+        said = f"momentum 0 never moves the running statistics of {modules(paths)}"
         fix = "set a momentum of 0.1, or freeze the layer with musigma.nn.FrozenBatchNorm"
         worth = 0.0
     else:
         worth = (2 - momentum) / momentum
         said = (
             f"momentum {momentum:g} is the weight of the new value in PyTorch, so the running statistics of "
-            f"{listed(paths)} are worth {worth:.3g} batches; it looks like the weight of the old one"
+            f"{modules(paths)} are worth {worth:.3g} batches; it looks like the weight of the old one"
         )
         fix = f"set momentum={1 - momentum:.4g}, which is {momentum:g} in the convention of Keras and Flax"
     return Symptom(

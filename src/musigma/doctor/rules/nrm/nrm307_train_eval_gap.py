@@ -61,12 +61,13 @@ between Dropout and Batch Normalization by Variance Shift"; Wu & Johnson 2021, "
 BatchNorm", section 3.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._channels import ChannelMeasure
+from musigma.doctor.probes._modes import Gap, ModesCompared
 from musigma.doctor.probes._words import called
 
 # Two outputs of equal spread and correlation r are √(2(1 − r)) spreads apart: 0.71 is r = 0.75.
@@ -91,18 +92,21 @@ def check(exam: Examination) -> Iterator[Symptom]:
     noise = compared.sampling
     if noise != noise:
         noise = compared.output.scale * sum(m.gap_noise() ** 2 for m in layers) ** 0.5
-    if not compared.output.difference > _ERRORS * noise:
-        return
+    if compared.output.difference > _ERRORS * noise:
+        yield _symptom(layers, compared, noise)
+
+
+def _symptom(layers: Sequence[ChannelMeasure], compared: ModesCompared, noise: float) -> Symptom:
     own = {m.path: m.gap() for m in layers}
-    culprit = max(own, key=lambda path: own[path])
-    blamed = own[culprit] > _LAG
-    path = culprit if blamed else _first(compared.layers, culprit)
-    why = (
-        f"by itself {called(path)} moves its normalized values by {own[path]:.3g}"
-        if blamed
-        else f"it is first seen behind {called(path)}, whose own statistics fit: what comes before differs"
-    )
-    yield Symptom(
+    path = max(own, key=lambda p: own[p])
+    if own[path] > _LAG:
+        why = f"by itself {called(path)} moves its normalized values by {own[path]:.3g}"
+        fix = "recalibrate the running statistics (musigma.surgery.recalibrate)"
+    else:
+        path = _first(compared.layers, path)
+        why = f"it is first seen behind {called(path)}, whose own statistics fit: what comes before differs"
+        fix = "move dropout and other noise behind the last layer with running statistics"
+    return Symptom(
         where=(path,),
         message=f"the same batch gives outputs that are {compared.output.relative:.3g} standard deviations "
         f"apart in train and in eval mode; {why}.",
@@ -122,9 +126,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
                 for m in layers
             },
         },
-        fix="recalibrate the running statistics (musigma.surgery.recalibrate)"
-        if blamed
-        else "move dropout and other noise behind the last layer with running statistics",
+        fix=fix,
         severity="error" if compared.output.relative > _GROSS else None,
     )
 
@@ -137,8 +139,7 @@ def _judged(exam: Examination, m: ChannelMeasure) -> bool:
     return not (about_to_train and m.stored.learning)
 
 
-def _first(gaps: object, otherwise: str) -> str:
+def _first(gaps: Mapping[str, Gap], otherwise: str) -> str:
     """The first layer whose outputs differ by half of what the worst do."""
-    assert isinstance(gaps, dict)
     worst = max((g.relative for g in gaps.values()), default=0.0)
     return next((path for path, g in gaps.items() if g.relative > worst / 2), otherwise)

@@ -62,7 +62,7 @@ from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._channels import ChannelMeasure, Stored
-from musigma.doctor.probes._words import called, listed
+from musigma.doctor.probes._words import called, counted, modules
 
 _HALF = (torch.float16, torch.bfloat16)
 # A rounded mean shifts every normalized value by as much: σ/20 is a tenth of the lag that NRM304 forgives.
@@ -116,7 +116,7 @@ def _numbers(m: ChannelMeasure, stored: Stored) -> dict[str, object]:
 
 def _symptom(found: dict[str, dict[str, object]], harmed: bool) -> Symptom:
     path, first = next(iter(found.items()))
-    said = f"the running statistics of {len(found)} layers are {first['dtype']}: {listed(found)}"
+    said = f"the running statistics of {counted(len(found), 'layer')} are {first['dtype']}: {modules(found)}"
     if "stuck_var" in first:
         said += (
             f"; at momentum {first['momentum']} the variance of {called(path)} doesn't move while it is "

@@ -47,8 +47,8 @@ which every training loop calls; FrozenBatchNorm holds for good.
 
 ## References
 
-Ioffe & Szegedy 2015, "Batch Normalization", section 3.1; He et al. 2017, "Mask R-CNN", section 3.1 (frozen
-BatchNorm).
+Ioffe & Szegedy 2015, "Batch Normalization", section 3.1; Wu & Johnson 2021, "Rethinking 'Batch' in
+BatchNorm", section 4 (frozen statistics in training).
 """
 
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._channels import ChannelMeasure
-from musigma.doctor.probes._words import listed
+from musigma.doctor.probes._words import counted, modules
 from musigma.graph import Parameter
 
 
@@ -77,8 +77,8 @@ def check(exam: Examination) -> Iterator[Symptom]:
     moves = max(float(str(n["mean_moves"])) for n in found.values())
     yield Symptom(
         where=tuple(found),
-        message=f"{len(found)} BatchNorms have frozen weights and biases, and yet normalize by the batch: "
-        f"{listed(found)}; this batch alone moves their running means by up to {moves:.3g} standard "
+        message=f"{counted(len(found), 'BatchNorm')} with frozen weight and bias, still normalizing by batches"
+        f": {modules(found)}; this batch alone moves their running means by up to {moves:.3g} standard "
         "deviations.",
         evidence={"layers": found},
         fix="freeze the statistics too: musigma.nn.FrozenBatchNorm.convert(module), or module.eval() after "

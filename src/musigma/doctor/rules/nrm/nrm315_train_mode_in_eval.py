@@ -56,7 +56,7 @@ from torch import nn
 from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
-from musigma.doctor.probes._words import listed
+from musigma.doctor.probes._words import modules
 from musigma.graph import Node, kinds
 
 # Where each op keeps its rate and its switch; attention's own kernel takes a rate of 0 for "off".
@@ -77,14 +77,14 @@ def check(exam: Examination) -> Iterator[Symptom]:
     if not norms and not dropouts:
         return
     said = [
-        f"{len(paths)} {kind} ({listed(paths)})"
-        for paths, kind in ((norms, "normalize by the batch"), (dropouts, "drop values"))
+        f"{kind} in {modules(paths)}"
+        for paths, kind in ((norms, "batch statistics"), (dropouts, "dropout"))
         if paths
     ]
     forced = [path for path in dropouts if not exam.model.get_submodule(path).training]
     yield Symptom(
         where=tuple(dict.fromkeys((*norms, *dropouts))),
-        message=f"the model is about to be used, and layers are in train mode: {'; '.join(said)}.",
+        message=f"the model is about to be used, and still runs as in training: {'; '.join(said)}.",
         evidence={"norms": norms, "dropouts": dropouts, "forced": forced, "gap": _gap(exam)},
         fix="call model.eval()" + ("; pass training=self.training to F.dropout" if forced else ""),
     )

@@ -47,7 +47,7 @@ shuffling over devices hides the leak from a contrastive loss but doesn't close 
 ## References
 
 Wu & Johnson 2021, "Rethinking 'Batch' in BatchNorm", section 6 (leakage); He et al. 2020, "Momentum
-Contrast", section 3.3; Hjelm & Bachman 2020; Abadi et al. 2016, "Deep Learning with Differential Privacy".
+Contrast", section 3.3; Abadi et al. 2016, "Deep Learning with Differential Privacy".
 """
 
 from collections.abc import Iterator
