@@ -14,6 +14,7 @@ import torch
 from tests.graph.nets import Calls, resnet, x
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import handle_torch_function, has_torch_function
 
 from musigma._errors import MusigmaWarning
@@ -36,10 +37,15 @@ class Busy(nn.Module):
         self.register_buffer("nothing", None)
         self.register_parameter("empty", None)
         self.calls = 0
+        self.history: list[Tensor] = []
+        self.table: dict[str, int] = {"kept": 1}
         self.alias = self.state
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
+        self.history.append(x)
+        self.table.clear()
+        self._non_persistent_buffers_set.add("count")
         self.last = x
         self.count += 1
         self.state.mul_(0.5).add_(1)
@@ -74,6 +80,10 @@ def snapshot(model: nn.Module, example: Tensor) -> dict[str, Any]:
             for path, m in model.named_modules()
         },
         "flags": {path: (m.training, getattr(m, "calls", None)) for path, m in model.named_modules()},
+        "contents": {
+            path: {k: [*map(id, v)] for k, v in m.__dict__.items() if isinstance(v, list | dict | set)}
+            for path, m in model.named_modules()
+        },
         "hooks": {path: len(m._forward_hooks) for path, m in model.named_modules()},
         "grads": {
             name: (id(p.grad), None if p.grad is None else p.grad.clone(), p.requires_grad)
@@ -325,15 +335,19 @@ def test_model_of_another_type_is_refused() -> None:
         record(torch.relu, x())  # type: ignore[arg-type]
 
 
-def test_failing_pre_hook_does_not_stay_on_the_stack() -> None:
-    def refuse(*args: object) -> None:
-        raise LookupError
+@pytest.mark.parametrize("everywhere", [False, True], ids=["own", "global"])
+def test_failing_pre_hook_does_not_stay_on_the_stack(everywhere: bool) -> None:
+    def refuse(module: nn.Module, *args: object) -> None:
+        if getattr(module, "refused", False):
+            raise LookupError
 
     class Retry(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.bad, self.good = nn.Linear(8, 8), nn.Linear(8, 8)
-            self.bad.register_forward_pre_hook(refuse)
+            self.bad.refused = True
+            if not everywhere:
+                self.bad.register_forward_pre_hook(refuse)
 
         def forward(self, t: Tensor) -> Tensor:
             try:
@@ -341,7 +355,13 @@ def test_failing_pre_hook_does_not_stay_on_the_stack() -> None:
             except LookupError:
                 return self.good(t) + 1
 
-    graph = record(nn.Sequential(Retry(), nn.ReLU()), x())
+    # A hook that stands before ours stops the call before we hear of it.
+    hook = register_module_forward_pre_hook(refuse) if everywhere else None
+    try:
+        graph = record(nn.Sequential(Retry(), nn.ReLU()), x())
+    finally:
+        if hook is not None:
+            hook.remove()
     assert [(node.op, node.module) for node in graph] == [("linear", "0.good"), ("add", "0"), ("relu", "1")]
 
 

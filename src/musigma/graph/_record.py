@@ -218,8 +218,8 @@ class _Recorder(TorchFunctionMode):
                 if id(root) in self._guarded and not self._state.is_protected(root):
                     self._guarded.discard(id(root))
                     warnings.warn(
-                        f"{name} was overwritten by {call.target}, which its name and schema don't tell, so it is "
-                        "not as it was before the recording: record a copy of the model instead",
+                        f"{name} was overwritten by {call.target}, though its name and schema don't say so, "
+                        "and is not as it was before the recording: record a copy of the model instead",
                         MusigmaWarning,
                         stacklevel=3,
                     )
