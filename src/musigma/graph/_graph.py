@@ -29,6 +29,27 @@ class Graph:
         parameters: all parameters of the model, each as the tuple of its names.
         buffers: the same for buffers.
         specs: shape, dtype and device of every parameter and buffer, by its first name.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from musigma.graph import record
+        >>> block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+        >>> graph = record(block.eval(), torch.zeros(3, 4))
+        >>> [node.op for node in graph]
+        ['linear', 'batch_norm', 'relu', 'linear']
+        >>> graph.producer(graph.output[0]).module
+        '3'
+        >>> [node.op for node in graph.consumers("0.weight")]
+        ['linear']
+        >>> graph.following_activation("0.weight").name
+        'relu'
+        >>> graph.norm_after("0.bias").module
+        '1'
+        >>> [graph.weights(node) for node in graph.weight_layers()]
+        [('0.weight',), ('3.weight',)]
+        >>> [graph.depth(node) for node in graph]
+        [1, 2, 3, 4]
     """
 
     nodes: tuple[Node, ...]
@@ -243,11 +264,38 @@ class Graph:
         return find_norm(self, parameter)
 
     def norms(self) -> tuple[Norm, ...]:
-        """Every normalization in execution order, those written out in arithmetic included."""
+        """Every normalization in execution order, those written out in arithmetic included.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from musigma.graph import record
+            >>> class Unit(nn.Module):
+            ...     def forward(self, x):
+            ...         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+            >>> [(norm.node.index, norm.centered) for norm in record(Unit(), torch.ones(2, 4)).norms()]
+            [(4, False)]
+        """
         return self._norms
 
     def residual_branches(self) -> tuple[Branch, ...]:
-        """Every sum of a skip path and a branch, in execution order of the sums."""
+        """Every sum of a skip path and a branch, in execution order of the sums.
+
+        A skip path may be scaled by a constant, subsampled, or projected by one weight layer and a norm.
+        Sums of gates, of embeddings and of rotary halves are none, and neither is a concatenation.
+
+        Returns:
+            A `Branch` each; what is skipped over by parallel branches appears once for each of them.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from musigma.graph import record
+            >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+            >>> graph = record(layer, torch.zeros(1, 3, 8))
+            >>> [(branch.last_parameter, len(branch.norms)) for branch in graph.residual_branches()]
+            [('self_attn.out_proj.weight', 1), ('linear2.weight', 1)]
+        """
         return self._branches
 
     def canonical(self, parameter: str) -> str:
