@@ -77,8 +77,8 @@ def check(exam: Examination) -> Iterator[Symptom]:
     moves = max(float(str(n["mean_moves"])) for n in found.values())
     yield Symptom(
         where=tuple(found),
-        message=f"{counted(len(found), 'BatchNorm')} with frozen weight and bias, still normalizing by batches"
-        f": {modules(found)}; this batch alone moves their running means by up to {moves:.3g} standard "
+        message=f"{counted(len(found), 'BatchNorm')} with frozen weight and bias still go by the batch: "
+        f"{modules(found)}; this batch alone moves their running means by up to {moves:.3g} standard "
         "deviations.",
         evidence={"layers": found},
         fix="freeze the statistics too: musigma.nn.FrozenBatchNorm.convert(module), or module.eval() after "
