@@ -69,6 +69,8 @@ def test_written_out_activation_is_recognized(name: str) -> None:
         ("sin", lambda net, t: torch.sin(30 * t), torch.sin),
         ("square", lambda net, t: t * t, torch.square),
         ("exp", lambda net, t: torch.exp(t), torch.exp),
+        ("gelu_tanh", lambda net, t: F.gelu(t, approximate="tanh"), lambda t: F.gelu(t, approximate="tanh")),
+        ("gelu", lambda net, t: F.gelu(t), F.gelu),
     ],
 )
 def test_function_of_the_activation(name: str, then: Then, reference: Callable[[Tensor], Tensor]) -> None:

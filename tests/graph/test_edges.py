@@ -213,6 +213,7 @@ def test_numpy_result_is_unknown() -> None:
     graph = graph_of(lambda net, t: torch.from_numpy(t.detach().numpy() * 2) + 1)
     assert graph.nodes[-1].inputs == (UNKNOWN,)
     assert graph.is_live(graph.nodes[-1])
+    assert graph.descendants(UNKNOWN) == {len(graph) - 1}
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -98,6 +98,9 @@ def test_post_norm_blocks() -> None:
         lambda net, t: t * 0.9 + net.up(t),
         lambda net, t: t + net.up(t) * 0.1,
         lambda net, t: t.mT + net.up(t).mT,
+        lambda net, t: t + net.up(t) / 0.9 * torch.floor(0.9 + torch.rand(2, 1, 1)),
+        lambda net, t: t + torch.sigmoid(t.mean(1, keepdim=True)) * net.up(F.layer_norm(t, (8,))),
+        lambda net, t: net.up(t) + net.lin.bias + t,
     ],
 )
 def test_spellings_of_a_residual_sum(then: Then) -> None:
@@ -187,14 +190,18 @@ def test_subsampled_and_padded_skip() -> None:
         lambda net, t: torch.cat([t, net.up(t)], -1),
         lambda net, t: t * (1 + torch.tanh(0.8 * (t + 0.04 * t.pow(3)))),
         lambda net, t: net.up(t) + t[:, :1].sum(),
+        lambda net, t: t * net.alpha + F.pad(t[:, :-1], (0, 0, 1, 0)) * (1 - net.alpha),
+        lambda net, t: (z := torch.sigmoid(net.up(t))) * t + (1 - z) * net.other(t),
+        lambda net, t: (q := net.up(t)) @ net.other(t).mT + q @ net.lin.weight[:4].mT,
+        lambda net, t: t.relu() + 0.1 * torch.expm1(t.clamp(max=0)),
     ],
     ids=[
         "doubled", "constant", "bias", "parallel projections", "another input", "gates", "rotary", "cat",
-        "gelu", "sum of a slice",
+        "gelu", "sum of a slice", "token shift", "convex gate", "relative position", "elu",
     ],
 )  # fmt: skip
 def test_sums_that_are_no_residual(then: Then) -> None:
-    assert branches(then, other=nn.Linear(8, 8)) == ()
+    assert branches(then, other=nn.Linear(8, 8), alpha=nn.Parameter(torch.ones(8))) == ()
 
 
 def test_recurrence_by_hand_is_no_residual() -> None:

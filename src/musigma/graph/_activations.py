@@ -136,7 +136,9 @@ def _is_only_way(graph: Graph, way: list[Node]) -> bool:
 def _name(edge: Edge, core: tuple[Node, ...], nodes: tuple[Node, ...]) -> tuple[str, dict[str, object]]:
     scaled = all(node.op in _AFFINE for node in nodes[len(core) :])
     if len(core) == 1 and _is_named(core[0]) and scaled:
-        return core[0].op, _numbers(core[0])
+        numbers = _numbers(core[0])
+        name = "gelu_tanh" if numbers.pop("approximate", "none") == "tanh" else core[0].op
+        return name, numbers
     function = _function(edge, nodes)
     found = None if function is None else recognize(function)
     if found is None and scaled and nodes != core:

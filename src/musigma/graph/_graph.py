@@ -214,7 +214,10 @@ class Graph:
         return frozenset(found)
 
     def descendants(self, source: Source | Node | int | str) -> frozenset[int]:
-        """Indices of the nodes that depend on a value; a node is not its own descendant."""
+        """Indices of the nodes that depend on a value; a node is not its own descendant.
+
+        `descendants(UNKNOWN)` is what nobody may change a model on.
+        """
         pending = [node.index for node in self.consumers(source)]
         found = set(pending)
         while pending:

@@ -229,7 +229,8 @@ class _Recorder(TorchFunctionMode):
         if not isinstance(frame.module, torch.jit.ScriptModule):
             return
         named = {"input" if index == 0 else str(index): value for index, value in enumerate(args)}
-        named |= {**kwargs, **dict(frame.module.named_parameters()), **dict(frame.module.named_buffers())}
+        state = (*frame.module.named_parameters(), *frame.module.named_buffers())
+        named |= {**kwargs, **{f"self.{name}": tensor for name, tensor in state}}
         with torch._C.DisableTorchFunction():  # of modes too: nobody but us may see the bookkeeping
             call = Call("script", frame.module_type, named, self._memory)
             call.finish(result)
