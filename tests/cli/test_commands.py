@@ -46,6 +46,16 @@ SICK = """
 
     def raises():
         return 1 / 0
+
+    def trained():
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(64, 4, generator=generator) * 9 + 30
+        y = (x[:, 0] > 30).long()
+        model = nn.Linear(4, 2)
+        loader = [(x[:32], y[:32]), (x[32:], y[32:])]
+        optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+        loss = nn.functional.cross_entropy
+        return Case(model, x, y, loss=loss, optimizer=optimizer, loader=loader, test=(x, y))
 """
 
 
@@ -95,6 +105,44 @@ def test_html_can_be_printed(folder: Path) -> None:
     done = run("doctor", "healthy.py:case", "--select", "INP", "--format", "html")
     assert done.exit_code == 0
     assert done.stdout.startswith("<!doctype html>")
+
+
+def test_a_case_with_a_loader_is_treated_and_both_models_trained(folder: Path) -> None:
+    done = run("doctor", "sick.py:trained", "--steps", "6")
+    assert done.exit_code == 1
+    assert "mended: " in done.stdout
+    assert "INP101" in done.stdout
+    assert "trained on the same batches" in done.stdout
+    assert "final test accuracy" in done.stdout
+    # The bars are no result
+    assert "6/6" in done.stderr
+    assert "6/6" not in done.stdout
+    assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 80
+
+
+def test_json_holds_the_treatment_and_the_curves(folder: Path) -> None:
+    done = run("doctor", "sick.py:trained", "--steps", "6", "--format", "json")
+    told = json.loads(done.stdout)
+    assert "INP101" in {code for given in told["treatment"]["given"] for code in given["codes"]}
+    assert [len(c["treated"]["losses"]) for c in told["comparisons"]] == [6]
+
+
+def test_no_train_only_treats(folder: Path) -> None:
+    done = run("doctor", "sick.py:trained", "--no-train")
+    assert "mended: " in done.stdout
+    assert "trained on the same batches" not in done.stdout
+
+
+def test_the_same_seed_gives_the_same_output(folder: Path) -> None:
+    def told(seed: str) -> dict[str, object]:
+        done = run("doctor", "sick.py:trained", "--steps", "6", "--format", "json", "--seed", seed)
+        whole = json.loads(done.stdout)
+        for run_ in whole["comparisons"]:
+            run_["original"]["seconds"] = run_["treated"]["seconds"] = 0
+        return whole
+
+    assert told("3") == told("3")
+    assert told("3") != told("4")
 
 
 @pytest.mark.parametrize(

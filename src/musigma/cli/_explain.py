@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 from rich.markdown import Markdown
 
-from musigma import doctor as rules
+from musigma import doctor
 from musigma.cli import _console, _exit
 
 
 def complete(incomplete: str) -> list[tuple[str, str]]:
     """Codes that begin with what is typed, with their names, for the shell."""
-    return [(r.code, r.name) for r in rules.rules() if r.code.startswith(incomplete.upper())]
+    return [(r.code, r.name) for r in doctor.list_rules() if r.code.startswith(incomplete.upper())]
 
 
 def explain(
@@ -26,7 +26,7 @@ def explain(
 ) -> None:
     """Tell what a rule looks for, why it hurts, and what to do instead."""
     try:
-        text = rules.explain(code)
+        text = doctor.explain(code)
     except ValueError as error:
         _exit.fail(str(error))
     title, _, rest = text.partition("\n")

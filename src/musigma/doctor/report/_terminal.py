@@ -68,7 +68,7 @@ def comparison_table(comparison: Trained) -> RenderableType:
     runs = len(trials(comparison))
     title = "trained on the same batches" + (f", medians of {runs} runs" if runs > 1 else "")
     table = Table(title=title, title_justify="left", box=None, padding=(0, 3, 0, 0))
-    table.add_column("", no_wrap=False)
+    table.add_column("", no_wrap=True)
     for name in ("original", "treated"):
         table.add_column(name, justify="right", header_style="bold")
     table.add_column("better", header_style="bold")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,7 +27,7 @@ class Row:
         original: its median for the original; None where most runs did not reach it.
         treated: its median for the treated copy.
         wins: in how many runs (the original, the treated) was ahead.
-        better: "original", "treated", or "" where neither median is ahead.
+        better: "original", "treated", or "" where neither median is ahead by what is shown of it.
         unit: how it is shown: "", "%", "s" or "steps".
     """
 
@@ -88,7 +88,8 @@ def _row(
     original, treated = (_median([pair[i] for pair in pairs]) for i in (0, 1))
     first, second = costs(original), costs(treated)
     better = "" if first == second else "original" if first < second else "treated"
-    return Row(name, original, treated, (sum(a for a, _ in ahead), sum(b for _, b in ahead)), better, unit)
+    row = Row(name, original, treated, (sum(a for a, _ in ahead), sum(b for _, b in ahead)), better, unit)
+    return replace(row, better="") if row.shown("original") == row.shown("treated") else row
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -106,7 +107,7 @@ def comparison_rows(trained: Trained) -> list[Row]:
     several = trials(trained)
     expected, goal = several[0].expected_loss, several[0].goal
     if expected is not None:
-        name = f"loss at the start ({expected:.3f} in a fresh net)"
+        name = f"loss at the start (ln {math.exp(expected):.0f} = {expected:.3f})"
         rows = [_row(name, several, lambda run: run.losses[0], lambda v: abs(v - expected))]
     else:
         rows = [_row("loss at the start", several, lambda run: run.losses[0], lambda v: v)]
@@ -149,7 +150,7 @@ def trained_figures(trained: Trained) -> list[Figure]:
             "The same batches in the same order for both." + median,
             _curves(several, lambda run: list(enumerate(run.losses, start=1))),
             unit="loss",
-            mark=None if expected is None else Mark(expected, f"a fresh net: {expected:.3f}"),
+            mark=None if expected is None else Mark(expected, f"ln {math.exp(expected):.0f}"),
         )
     ]
     curves = _curves(several, lambda run: run.accuracies)
