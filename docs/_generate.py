@@ -52,7 +52,7 @@ def _api() -> Iterator[tuple[str, str]]:
 
 def _rules() -> Iterator[tuple[str, str]]:
     rows = []
-    for rule in ms.doctor.rules():
+    for rule in ms.doctor.list_rules():
         path = f"{rule.code}.md"
         said = rule.text.partition("\n")[0].partition(": ")[2]
         rows.append(f"| [{rule.code}]({path}) | {rule.name} | {rule.severity} | {said} |")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from musigma.doctor import Case, Report, _rules, examine, explain, rules
+from musigma.doctor import Case, Report, _rules, examine, explain, list_rules
 
-CODES = [r.code for r in rules()]
+CODES = [r.code for r in list_rules()]
 
 
 def run(case: Case) -> Report:
@@ -27,7 +27,7 @@ def run(case: Case) -> Report:
 @lru_cache
 def documented(code: str, section: str) -> Report:
     """What is found in the case that a section of a rule's documentation builds."""
-    rule = next(r for r in rules() if r.code == code)
+    rule = next(r for r in list_rules() if r.code == code)
     found = re.search(r"```python\n(.*?)```", rule.section(section), re.DOTALL)
     assert found is not None
     space: dict[str, Any] = {}

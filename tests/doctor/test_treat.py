@@ -12,7 +12,7 @@ from nets import classify, labels, normal, stack
 from sick import SICK
 from torch import Tensor, nn
 
-from musigma.doctor import Case, Record, Report, _treatments, examine, rules, treat
+from musigma.doctor import Case, Record, Report, _treatments, examine, list_rules, treat
 from musigma.doctor._treatments import Applied, Patient, treatment
 from musigma.doctor.treatments.standardize import Standardized
 
@@ -141,7 +141,7 @@ def test_two_treatments_can_t_claim_one_code() -> None:
 
 
 def test_every_code_that_a_treatment_mends_is_a_rule() -> None:
-    known = {r.code for r in rules()}
+    known = {r.code for r in list_rules()}
     assert {c for t in _treatments.treatments() for c in t.mends} <= known
 
 

@@ -4,7 +4,7 @@ from musigma.doctor._case import Case
 from musigma.doctor._compare import Comparison, Run, compare
 from musigma.doctor._examine import examine
 from musigma.doctor._finding import Finding, Report
-from musigma.doctor._rules import explain, rules
+from musigma.doctor._rules import explain, list_rules
 from musigma.doctor._treat import Given, Record, treat
 
 __all__ = [
@@ -18,6 +18,6 @@ __all__ = [
     "compare",
     "examine",
     "explain",
-    "rules",
+    "list_rules",
     "treat",
 ]

@@ -15,7 +15,7 @@ from musigma.doctor._case import Case, Inputs, OptimizerLike
 from musigma.doctor._examination import Examination
 from musigma.doctor._examine import judged
 from musigma.doctor._finding import Finding, Report
-from musigma.doctor._rules import rules
+from musigma.doctor._rules import list_rules
 from musigma.doctor._treatments import NotApplicable, Patient, Treatment, treatments
 from musigma.doctor.probes import _calls
 
@@ -256,7 +256,7 @@ class _Course:
     def _examine(self, model: nn.Module) -> tuple[Examination, Report]:
         case = replace(self._case, model=model)
         exam = Examination.of(case)
-        return exam, judged(exam, case, rules())
+        return exam, judged(exam, case, list_rules())
 
     def _objection(
         self, treatment: Treatment, codes: tuple[str, ...], exam: Examination, report: Report
