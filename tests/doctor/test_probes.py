@@ -19,6 +19,8 @@ from musigma.doctor.probes._nodes import across_examples, dead_by_chance, flat_f
 from musigma.doctor.probes._signal import relu_cosine
 from musigma.doctor.probes._stacks import drift, find_stacks
 from musigma.doctor.probes._step import silent
+from musigma.doctor.probes._summary import merged, overall
+from musigma.statistics import moments
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (5, 7), (4, 3, 6), (100, 2)])
@@ -28,7 +30,7 @@ def test_the_mean_cosine_is_that_of_all_pairs(shape: tuple[int, ...]) -> None:
     n = len(flat)
     products = flat @ flat.T
     pairs = (products.sum() - products.diagonal().sum()) / (n * (n - 1))
-    between, cosine = across_examples(x)
+    between, cosine = across_examples(moments(x, 0))
     # Two ways to sum a few hundred products of order one.
     assert cosine == pytest.approx(float(pairs / products.diagonal().mean()), rel=1e-12)
     assert between == pytest.approx(float(flat.var(0, unbiased=False).mean()), rel=1e-12)
@@ -36,12 +38,26 @@ def test_the_mean_cosine_is_that_of_all_pairs(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 5), (0, 5), (3, 0)])
 def test_one_example_or_none_has_no_cosine(shape: tuple[int, ...]) -> None:
-    assert all(map(math.isnan, across_examples(torch.zeros(shape))))
+    assert all(map(math.isnan, across_examples(moments(torch.zeros(shape), 0))))
 
 
 def test_equal_examples_have_cosine_one_and_no_variance() -> None:
-    between, cosine = across_examples(normal(1, 6).expand(8, 6))
+    between, cosine = across_examples(moments(normal(1, 6).expand(8, 6), 0))
     assert (between, cosine) == (0.0, pytest.approx(1.0, abs=1e-12))
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (7, 1, 5), (63, 4, 3, 2)])
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_merged_sets_have_the_moments_of_all_values(shape: tuple[int, ...], offset: float) -> None:
+    x = normal(*shape).double() + offset
+    per = moments(x, 0)
+    for found, wanted in ((merged(per), overall(x)), (merged(per, [0]), moments(x, [0, 1]))):
+        assert torch.equal(
+            found.count.broadcast_to(found.mean.shape), wanted.count.broadcast_to(wanted.mean.shape)
+        )
+        assert torch.allclose(found.mean, wanted.mean, rtol=1e-15)
+        # Deviations of order 1 from a mean of 1e6 are known to 1e-10.
+        assert torch.allclose(found.m2, wanted.m2, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("c", "next_c"), [(0.0, 0.3183), (0.3183, 0.4937), (1.0, 1.0), (-1.0, 0.0)])
@@ -215,7 +231,8 @@ def modules(net: nn.Module, x: Any, **options: Any) -> list[tuple[list[str], boo
 def test_stacks_run_through_what_keeps_the_scale() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Dropout(0.1),
-        nn.Conv2d(4, 4, 2), nn.GELU(), nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2),
+        nn.Conv2d(4, 4, 2), nn.GELU(), nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8),
+        nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2),
     )  # fmt: skip
     x = normal(8, 3, 8, 8)
     assert modules(net, x) == [(["0", "4", "7"], False), (["9", "11"], True)]
@@ -240,7 +257,7 @@ def test_sleeping_parameters_wake_one_after_the_other(name: str, steps: int) -> 
     trainable = [n for n, p in exam.parameters.items() if p.requires_grad]
     assert silent(exam.trace, trainable)
     assert exam.settled.count == steps
-    assert not silent(exam.settled.trace, trainable)
+    assert not silent(exam.settled.after, trainable)
 
 
 def test_running_statistics_are_reported_as_they_were() -> None:

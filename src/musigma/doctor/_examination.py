@@ -23,6 +23,7 @@ from musigma.doctor.probes._data import InputMeasure, measure_data
 from musigma.doctor.probes._layers import looks_fresh
 from musigma.doctor.probes._losses import Chance, chance_of
 from musigma.doctor.probes._modes import ModesCompared, compare_modes
+from musigma.doctor.probes._pass import Pass, take_pass
 from musigma.doctor.probes._stacks import Stack, find_stacks
 from musigma.doctor.probes._step import Step, Stepper, settle
 from musigma.doctor.probes._trace import Trace, take_trace
@@ -84,7 +85,7 @@ class Examination:
     def failure(self) -> Exception | None:
         """What the model (or the loss) raised on the given batch; None where it ran."""
         try:
-            self._attempt = self._measure(self.model)
+            self._attempt = self._record(self.model)
         except Exception as raised:
             return raised
         return None
@@ -104,19 +105,22 @@ class Examination:
     @cached_property
     def step(self) -> Step:
         """The same after one optimizer step on another copy."""
-        stepper = Stepper(self.model, self.optimizer)
-        moved = stepper.step(self.trace.gradients)
-        return Step(stepper.model, self._measure(stepper.model), moved, stepper.said, 1)
+        return self._first_step()[0]
 
     @cached_property
     def settled(self) -> Step:
         """The same after as many steps as it takes until no sleeping parameter wakes any more."""
+        return settle(*self._first_step())
+
+    def _first_step(self) -> tuple[Step, Stepper]:
         stepper = Stepper(self.model, self.optimizer)
         moved = stepper.step(self.trace.gradients)
-        first = Step(stepper.model, self._measure(stepper.model), moved, stepper.said, 1)
-        return settle(first, stepper, self._measure)
+        return Step(stepper.model, moved, stepper.said, 1, self._look, self._record), stepper
 
-    def _measure(self, model: nn.Module) -> Trace:
+    def _look(self, model: nn.Module) -> Pass:
+        return take_pass(model, self.inputs, self.targets, self.loss, seed=_SEED)
+
+    def _record(self, model: nn.Module) -> Trace:
         return take_trace(model, self.inputs, self.targets, self.loss, seed=_SEED)
 
     @cached_property

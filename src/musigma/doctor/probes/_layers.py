@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from musigma.doctor.probes._nodes import across_examples
+from musigma.doctor.probes._nodes import NodeProbe
 from musigma.doctor.probes._summary import mean_square, overall
 from musigma.graph import Node, Parameter
 from musigma.statistics import Moments
@@ -75,23 +75,33 @@ class LayerMeasure:
         return float(self.weights.var()) * self.fan_in
 
 
-def measure_layer(
-    node: Node, args: Any, kwargs: Any, outputs: Sequence[Tensor], batch: int | None
-) -> Iterator[LayerMeasure]:
-    """Measure one call if it is a layer with a weight; yields nothing otherwise."""
+def measure_layer(node: Node, args: Any, kwargs: Any, nodes: NodeProbe) -> Iterator[LayerMeasure]:
+    """Measure one call if it is a layer with a weight; yields nothing otherwise.
+
+    Args:
+        node: the call.
+        args: its live arguments.
+        kwargs: likewise.
+        nodes: what is measured already, this node included.
+    """
     names = _SIGNATURES.get(node.op)
-    if names is None or not outputs or not outputs[0].numel():
+    made = nodes.last
+    if names is None or made.values is None or not made.size:
         return
     bound = {**dict(zip(names, args, strict=False)), **kwargs}
     x, weight = bound["input"].detach(), bound["weight"].detach()
     if not x.numel() or not weight.numel() or not x.is_floating_point():
         return
     fan_in, fan_out = _fans(node.op, weight, bound)
-    between, correlation = across_examples(x) if x.ndim >= 2 and x.shape[0] == batch else (float("nan"),) * 2
+    above = nodes.of(node.arguments["input"])
+    if above is not None and above.values is not None and above.shape == tuple(x.shape):
+        received, between, correlation = above.second_moment, above.between, above.correlation
+    else:
+        received, (between, correlation) = mean_square(x), nodes.across(x)
     weights = overall(weight)
     bias = bound.get("bias")
     offset = 0.0 if bias is None else mean_square(bias.detach())
-    received, alone = mean_square(x), _independent(node.op, x, bound, weights)
+    alone = _independent(node.op, x, bound, weights)
     yield LayerMeasure(
         node=node,
         weight=_parameter_name(node, "weight"),
@@ -102,13 +112,13 @@ def measure_layer(
         received=received,
         received_between=between,
         received_correlation=correlation,
-        produced=mean_square(outputs[0].detach()),
+        produced=made.second_moment,
         amplification=alone / received if received > 0 else float("nan"),
         independent=alone + offset,
         channels=weight.shape[0] // bound.get("groups", 1) if "transpose" in node.op else weight.shape[1],
         units=_units(node.op, weight, bound),
         groups=bound.get("groups", 1),
-        size=outputs[0].numel(),
+        size=made.size,
     )
 
 

@@ -1,5 +1,7 @@
 """What one op put out and what came back to it, in numbers; the tensors themselves are let go."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,8 +9,8 @@ import torch
 from torch import Tensor
 
 from musigma.doctor.probes import _calls
-from musigma.doctor.probes._summary import mean_square, overall
-from musigma.graph import Edge, Node, kinds
+from musigma.doctor.probes._summary import mean_square, merged, overall
+from musigma.graph import Edge, Node, Source, kinds
 from musigma.statistics import Moments, moments
 
 __all__ = ["MIXTURES", "NodeMeasure", "NodeProbe", "across_examples"]
@@ -49,7 +51,7 @@ class NodeMeasure:
             that tells examples apart; NaN where the output has no batch axis or the batch is 1.
         correlation: mean cosine between the outputs of two examples; NaN likewise.
         zeros: fraction of values that are exactly 0.
-        dead: (units,) units that are 0 for every example at every position.
+        dead: (units,) of a rectifier, the units that are 0 for every example at every position; else None.
         dead_by_chance: behind a rectifier, the share of units that zero-mean weights would leave off for
             every example on the same inputs; NaN where it isn't known or no unit is off.
         flat: fraction of values where the op's own derivative is below 1 % of its largest; NaN for other ops.
@@ -79,6 +81,11 @@ class NodeMeasure:
     shape: tuple[int, ...] = field(default=())
 
     @property
+    def size(self) -> int:
+        """How many values the output has."""
+        return math.prod(self.shape)
+
+    @property
     def second_moment(self) -> float:
         """E[a²], what the variance law of the next layer multiplies; NaN where nothing was measured."""
         return mean_square(self.values)
@@ -99,19 +106,20 @@ class NodeMeasure:
         return mean_square(self.gradient)
 
 
-def across_examples(x: Tensor) -> tuple[float, float]:
-    """Variance between examples (axis 0) averaged over positions, and the mean cosine of two examples.
+def across_examples(per: Moments) -> tuple[float, float]:
+    """Variance between examples averaged over positions, and the mean cosine of two examples.
 
     With s = Σ_f E_b[a²] and m = Σ_f E_b[a]², the sum over all ordered pairs of examples of ⟨a, a'⟩ is
     n²·m − n·s, so their mean over the mean squared norm is (n·m − s) / ((n − 1)·s).
+
+    Args:
+        per: moments over the examples, at every position.
     """
-    n = x.shape[0]
-    if n < 2 or not x.numel():
+    n = float(per.count.max()) if per.count.numel() else 0.0
+    if n < 2 or not per.mean.numel():
         return float("nan"), float("nan")
-    per = moments(x, 0)
-    variance = per.var()
-    m, s = float(per.mean.square().sum()), float((per.mean.square() + variance).sum())
-    return float(variance.mean()), (n * m - s) / ((n - 1) * s) if s > 0 else float("nan")
+    m, s = float(per.mean.square().sum()), float((per.mean.square() + per.var()).sum())
+    return float(per.var().mean()), (n * m - s) / ((n - 1) * s) if s > 0 else float("nan")
 
 
 def flat_fraction(op: str, y: Tensor) -> float:
@@ -171,40 +179,69 @@ class NodeProbe:
 
     def see(self, node: Node, args: Any, kwargs: Any, output: Any) -> None:
         """Measure one call; called with the live tensors."""
+        outputs = _calls.floating_outputs(output)
         measure = NodeMeasure(node)
         self._measures.append(measure)
-        outputs = _calls.floating_outputs(output)
-        axis = self._unit_axis(node, outputs[0]) if outputs else None
-        self._axes.append(axis)
+        self._axes.append(self._unit_axis(node, outputs[0]) if outputs else None)
         if not outputs:
             return
-        out = outputs[0]
-        if out.requires_grad:
-            out.register_hook(lambda g: _measure_gradient(measure, g))
+        if outputs[0].requires_grad:
+            outputs[0].register_hook(lambda g: _measure_gradient(measure, g))
         with torch.no_grad():
-            inputs = [t for t in _calls.tensors_in((args, kwargs)) if t.is_floating_point() or t.is_complex()]
-            _measure_output(measure, out.detach(), axis, self._batch)
-            self._compare_with_chance(node, measure)
-            self._remember(node, out.detach(), axis, args, kwargs)
-            measure.nonfinite = sum(_count_nonfinite(o) for o in outputs)
-            measure.nan = sum(_count_nan(o) for o in outputs)
-            if measure.nonfinite:  # it costs a pass over every argument
-                measure.inputs_nonfinite = sum(map(_count_nonfinite, inputs))
-                measure.inputs_nan = sum(map(_count_nan, inputs))
+            self._measure_output(measure, outputs[0].detach(), self._axes[-1])
+            _measure_nonfinite(measure, outputs, (args, kwargs))
+            if node.op in kinds.RECTIFIERS:
+                self._compare_with_chance(measure, outputs[0].detach(), self._axes[-1])
+            self._remember(node, outputs[0].detach(), self._axes[-1], args, kwargs)
+
+    def of(self, sources: Sequence[Source]) -> NodeMeasure | None:
+        """The measurement of what an argument came from, where that is the first output of one node."""
+        source = sources[0] if len(sources) == 1 else None
+        return self._measures[source] if isinstance(source, Edge) and source.output == 0 else None
+
+    @property
+    def last(self) -> NodeMeasure:
+        """The latest measurement."""
+        return self._measures[-1]
 
     def done(self) -> tuple[NodeMeasure, ...]:
         """Every measurement, in execution order."""
         return tuple(self._measures)
 
-    def _compare_with_chance(self, node: Node, measure: NodeMeasure) -> None:
-        sources = [int(s) for s in node.inputs if isinstance(s, Edge)]
+    def across(self, x: Tensor) -> tuple[float, float]:
+        """See `across_examples`; NaN where the first axis isn't the batch."""
+        led = x.ndim >= 2 and x.shape[0] == self._batch
+        return across_examples(moments(x, 0)) if led else (float("nan"), float("nan"))
+
+    def _measure_output(self, measure: NodeMeasure, out: Tensor, axis: int | None) -> None:
+        measure.shape = tuple(out.shape)
+        above = self.of(measure.node.arguments.get("input", ()))
+        led = out.ndim >= 2 and out.shape[0] == self._batch
+        view = led and measure.node.op in kinds.RESHAPES
+        if view and above is not None and above.shape[:1] == out.shape[:1] and above.size == out.numel():
+            # The same values in another order, each example's its own: nothing new to measure.
+            measure.values, measure.zeros = above.values, above.zeros
+            measure.between, measure.correlation = above.between, above.correlation
+            return
+        measure.flat = flat_fraction(measure.node.op, out)
+        measure.zeros = 1 - int(torch.count_nonzero(out)) / out.numel()
+        if out.ndim < 2:
+            measure.values = overall(out)
+            return
+        per = moments(out, 0)
+        measure.values = merged(per)
+        if led:
+            measure.between, measure.correlation = across_examples(per)
+        if axis is not None and axis > 0:
+            measure.units = merged(per, [d for d in range(per.mean.ndim) if d != axis - 1])
+
+    def _compare_with_chance(self, measure: NodeMeasure, out: Tensor, axis: int | None) -> None:
+        if axis is None:
+            return
+        measure.dead = (out == 0).movedim(axis, 0).flatten(1).all(1)
+        sources = [int(s) for s in measure.node.inputs if isinstance(s, Edge)]
         before = self._recent.get(sources[0]) if len(sources) == 1 else None
-        if (
-            node.op in kinds.RECTIFIERS
-            and measure.dead is not None
-            and measure.dead.any()
-            and before is not None
-        ):
+        if before is not None and bool(measure.dead.any()):
             measure.dead_by_chance = dead_by_chance(*before)
 
     def _remember(self, node: Node, out: Tensor, axis: int | None, args: Any, kwargs: Any) -> None:
@@ -225,23 +262,21 @@ class NodeProbe:
         if node.op in _CHANNEL_LAST or out.ndim == 2:
             return out.ndim - 1
         for source in node.inputs:
-            if isinstance(source, int) and self._measures[source].shape == tuple(out.shape):
+            if isinstance(source, Edge) and self._measures[source].shape == tuple(out.shape):
                 return self._axes[source]
         return 1 if out.ndim >= 4 else out.ndim - 1
 
 
-def _measure_output(measure: NodeMeasure, out: Tensor, axis: int | None, batch: int | None) -> None:
-    measure.shape = tuple(out.shape)
-    measure.values = overall(out)
-    zero = out == 0
-    measure.zeros = float(zero.double().mean())
-    measure.flat = flat_fraction(measure.node.op, out)
-    if axis is not None:
-        rest = [d for d in range(out.ndim) if d != axis]
-        measure.units = moments(out, rest)
-        measure.dead = zero.movedim(axis, 0).flatten(1).all(1)
-    if out.ndim >= 2 and out.shape[0] == batch:
-        measure.between, measure.correlation = across_examples(out)
+def _measure_nonfinite(measure: NodeMeasure, outputs: Sequence[Tensor], arguments: Any) -> None:
+    # A mean is finite only where every value is, and it is there already.
+    known = measure.values is not None and bool(torch.isfinite(measure.values.mean))
+    doubtful = outputs[1:] if known else outputs
+    measure.nonfinite = sum(map(_count_nonfinite, doubtful))
+    if measure.nonfinite:
+        inputs = [t for t in _calls.tensors_in(arguments) if t.is_floating_point() or t.is_complex()]
+        measure.nan = sum(map(_count_nan, doubtful))
+        measure.inputs_nonfinite = sum(map(_count_nonfinite, inputs))
+        measure.inputs_nan = sum(map(_count_nan, inputs))
 
 
 def _count_nonfinite(t: Tensor) -> int:
@@ -255,4 +290,5 @@ def _count_nan(t: Tensor) -> int:
 def _measure_gradient(measure: NodeMeasure, gradient: Tensor) -> None:
     with torch.no_grad():
         measure.gradient = overall(gradient)
-        measure.gradient_nonfinite = _count_nonfinite(gradient)
+        if not bool(torch.isfinite(measure.gradient.mean)):
+            measure.gradient_nonfinite = _count_nonfinite(gradient)

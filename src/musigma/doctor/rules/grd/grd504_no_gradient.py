@@ -73,7 +73,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
     asleep = silent(trace, trainable)
     if not asleep:
         return
-    asleep &= silent(exam.settled.trace, asleep)
+    asleep &= silent(exam.settled.after, asleep)
     asleep = frozenset(n for n in asleep if not _cancelled(exam, n))
     unreached = tuple(n for n in trainable if n in asleep and trace.gradients.get(n) is None)
     zero = tuple(n for n in trainable if n in asleep and trace.gradients.get(n) is not None)

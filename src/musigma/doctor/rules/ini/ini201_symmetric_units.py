@@ -127,7 +127,7 @@ def _stays(exam: Examination, layer: LayerMeasure) -> bool:
     """Whether steps left the units alike, and the next one will: their gradients are alike as well."""
     after = {n: p.detach() for n, p in exam.settled.model.named_parameters()}
     name = str(layer.weight)
-    gradient = exam.settled.trace.gradients.get(name)
+    gradient = exam.settled.after.gradients.get(name)
     pull = units_of(layer, {name: torch.zeros_like(after[name]) if gradient is None else gradient})
     rows = torch.cat([units_of(layer, after), pull], dim=2)
     units, different = count_units(rows)

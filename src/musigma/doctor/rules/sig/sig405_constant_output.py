@@ -57,7 +57,7 @@ from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes import _calls
-from musigma.doctor.probes._trace import Trace
+from musigma.doctor.probes._pass import Pass
 from musigma.doctor.probes._words import counted
 from musigma.graph import Edge, Node, kinds
 
@@ -67,7 +67,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
     """One symptom for the model."""
     if exam.batch < 2 or not _inputs_vary(exam) or not is_constant(exam.trace, exam.batch):
         return
-    if exam.intent != "inference" and not is_constant(exam.settled.trace, exam.batch):
+    if exam.intent != "inference" and not is_constant(exam.settled.after, exam.batch):
         return
     output = _batched(exam.trace, exam.batch)[0]
     first, last = output[0].flatten()[:4].tolist(), _last_activation(exam)
@@ -102,13 +102,13 @@ def _inputs_vary(exam: Examination) -> bool:
     return any(bool((t != t[:1]).any()) for t in tensors)
 
 
-def _batched(trace: Trace, batch: int) -> list[Tensor]:
-    return [t for t in _calls.floating_outputs(trace.output) if t.ndim and t.shape[0] == batch]
+def _batched(run: Pass, batch: int) -> list[Tensor]:
+    return [t for t in _calls.floating_outputs(run.output) if t.ndim and t.shape[0] == batch]
 
 
-def is_constant(trace: Trace, batch: int) -> bool:
+def is_constant(run: Pass, batch: int) -> bool:
     """Whether every output with a batch axis is the same for all examples, up to rounding."""
-    outputs = _batched(trace, batch)
+    outputs = _batched(run, batch)
     return bool(outputs) and all(_same(t) for t in outputs)
 
 
