@@ -48,7 +48,9 @@ def _findings(report: Report) -> str:
     if report.skipped:
         rows = sorted(report.skipped.items())
         table = _html.table("Rules that could not be asked", ("rule", "why"), rows)
-        parts.append(_html.element("details", f"<summary>{len(rows)} rules stayed silent</summary>", table))
+        parts.append(
+            _html.element("details", f"<summary>Rules that stayed silent: {len(rows)}</summary>", table)
+        )
     return _html.element("section", '<h2 id="findings">Findings</h2>', *parts, aria_labelledby="findings")
 
 
@@ -67,11 +69,15 @@ def _figure(f: Figure) -> str:
     )
 
 
-def _figures(id: str, title: str, figures: Sequence[Figure]) -> str:
+def _plots(figures: Sequence[Figure]) -> str:
+    return _html.element("div", *map(_figure, figures), class_="plots")
+
+
+def _statistics(figures: Sequence[Figure]) -> str:
     if not figures:
         return ""
-    plots = _html.element("div", *map(_figure, figures), class_="plots")
-    return _html.element("section", f'<h2 id="{id}">{escape(title)}</h2>', plots, aria_labelledby=id)
+    heading = '<h2 id="statistics">Statistics by layer</h2>'
+    return _html.element("section", heading, _plots(figures), aria_labelledby="statistics")
 
 
 def _given(given: Given) -> str:
@@ -114,7 +120,7 @@ def _notice() -> str:
     )
 
 
-def _comparison(comparison: Trained | None) -> str:
+def _comparison(comparison: Trained | None, figures: Sequence[Figure]) -> str:
     if comparison is None:
         return ""
     runs = len(trials(comparison))
@@ -132,6 +138,7 @@ def _comparison(comparison: Trained | None) -> str:
         parts.append(f'<p class="quiet">Medians of {runs} runs, each with its own seed.</p>')
     thead = _html.element("thead", _html.element("tr", head))
     parts.append(_html.element("table", thead, _html.element("tbody", body)))
+    parts.append(_plots(figures))
     return _html.element("section", *parts, aria_labelledby="comparison")
 
 
@@ -176,11 +183,10 @@ def to_html(
     main = [
         _header(report),
         _notice(),
-        _comparison(comparison),
+        _comparison(comparison, trained),
         _treatment(record),
         _findings(report),
-        _figures("training", "Training", trained),
-        _figures("statistics", "Statistics by layer", measured),
+        _statistics(measured),
         _footer(report),
     ]
     title = escape(f"musigma: {report.name or 'model'}")
