@@ -219,6 +219,42 @@ def test_other_types_are_examined(dtype: torch.dtype) -> None:
     assert examine(net, normal(64, 8).to(dtype)).codes == ()
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_caller_s_grad_mode_doesn_t_matter(mode: Any) -> None:
+    net = busy_net()
+    with mode():
+        report = examine(net, normal(32, 8), torch.arange(32) % 3, loss=nn.CrossEntropyLoss())
+    rows = {row["name"]: row for row in report.measurements["parameters"]}
+    assert rows["0.weight"]["gradient_norm"] > 0
+    assert all(p.requires_grad and not p.is_inference() for p in net.parameters())
+
+
+def test_sparse_gradients_are_measured() -> None:
+    net = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Flatten(), nn.Linear(24, 3))
+    ids = torch.randint(20, (32, 3), generator=torch.Generator().manual_seed(0))
+    exam = Examination(net, ids)
+    gradient = exam.trace.gradients["0.weight"]
+    assert gradient is not None
+    assert not gradient.is_sparse
+    assert examine(net, ids).codes == ()
+
+
+def test_hooks_of_the_caller_run_on_the_copy_and_stay() -> None:
+    net = nn.Sequential(nn.Linear(8, 3))
+    net[0].register_forward_hook(lambda m, args, out: out * 2)
+    x = normal(64, 8)
+    rows = examine(net, x).measurements["layers"]
+    # The doubling is part of the model: an op of its own.
+    assert [row["op"] for row in rows] == ["linear", "mul"]
+    assert rows[1]["std"] == pytest.approx(2 * rows[0]["std"], rel=1e-6)
+    assert len(net[0]._forward_hooks) == 1
+
+
+def test_an_uninitialized_lazy_module_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="uninitialized"):
+        examine(nn.Sequential(nn.LazyLinear(3)), normal(8, 4))
+
+
 def test_a_model_without_parameters_is_examined() -> None:
     assert examine(nn.ReLU(), normal(8, 4)).codes == ()
 
@@ -254,6 +290,28 @@ def test_where_the_optimizer_can_t_step_plain_descent_does(optimizer: Any) -> No
     exam = Examination(busy_net(), normal(32, 8), optimizer=optimizer)
     assert exam.step.optimizer == "SGD(lr=0.1, clipped)"
     assert exam.step.moved["4.weight"] > 0
+
+
+def test_a_loss_that_is_infinite_is_found_where_activations_are_finite() -> None:
+    report = examine(nn.Linear(8, 2), normal(16, 8), loss=lambda out: (out - out).sum().log())
+    (finding,) = report.by_code("SIG401")
+    assert "the loss is -inf" in finding.message
+
+
+def test_masks_of_minus_infinity_are_no_finding() -> None:
+    class Masked(nn.Module):
+        def __init__(self, returned: bool) -> None:
+            super().__init__()
+            self.layer, self.returned = nn.Linear(8, 4), returned
+            self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -torch.inf]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.layer(x)
+            masked = scores.masked_fill(scores > 9, -torch.inf) + self.mask
+            return masked if self.returned else masked.softmax(-1)
+
+    for returned in (True, False):
+        assert "SIG401" not in examine(Masked(returned), normal(16, 8), select=["SIG"]).codes
 
 
 def test_a_bare_summed_loss_is_refused_with_the_shape() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
+import torch
 from torch import Tensor, nn
 
 from musigma.doctor import _treatments
@@ -89,7 +90,9 @@ def examine(
         intent=intent,
         name=name,
     )
-    return judged(Examination.of(case), case, chosen)
+    # Whatever mode the caller is in: gradients are what is measured.
+    with torch.inference_mode(False), torch.enable_grad():
+        return judged(Examination.of(case), case, chosen)
 
 
 def judged(exam: Examination, case: Case, chosen: Iterable[Rule]) -> Report:

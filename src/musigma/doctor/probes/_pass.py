@@ -48,13 +48,16 @@ def take_pass(
 
 def differentiated(model: nn.Module, output: Any, targets: Any, loss: Callable[..., Any] | None) -> Pass:
     """The loss of an output and its gradient with respect to every trainable parameter."""
-    value, source = _calls.loss_of(output, targets, loss)
+    # Cloned like the inputs: what was made in inference mode can't be saved for a backward.
+    value, source = _calls.loss_of(output, _calls.clone_inputs(targets), loss)
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     found: dict[str, Tensor | None] = {}
     if value is not None and value.requires_grad and trainable:
         # `grad` rather than `backward`: a loss that closes over other modules must not fill their `.grad`.
         gradients = torch.autograd.grad(value, list(trainable.values()), allow_unused=True)
-        found = dict(zip(trainable, gradients, strict=True))
+        # Embeddings may give theirs sparse; nobody who measures wants to know.
+        dense = [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]
+        found = dict(zip(trainable, dense, strict=True))
     return Pass(
         loss=float("nan") if value is None else float(value.detach()),
         loss_source=source,

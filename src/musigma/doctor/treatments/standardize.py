@@ -89,12 +89,18 @@ def _fit(patient: Patient, name: str) -> tuple[Standardizer, str]:
         raise NotApplicable(f"{name} reaches several first layers with its features on different axes")
     fitted, seen = Standardizer(axis=axis), 0
     for batch in patient.batches:
-        part = named_tensors(patient.model, batch)[name]
+        part = named_tensors(patient.model, batch).get(name)
+        if part is None or part.shape[1:] != x.shape[1:]:
+            raise ValueError(f"data must hold batches like the inputs, with {name} of shape (n, {_rest(x)})")
         fitted.partial_fit(part)
         seen += len(part)
         if seen >= _EXAMPLES:
             break
     return fitted, "channels" if isinstance(axis, int) and x.ndim > 2 else "features"
+
+
+def _rest(x: Tensor) -> str:
+    return ", ".join(map(str, x.shape[1:]))
 
 
 def _axis(entry: EntryMeasure, x: Tensor) -> int | tuple[int, ...]:

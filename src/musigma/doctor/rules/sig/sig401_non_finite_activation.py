@@ -85,7 +85,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
     if any(m.first_nonfinite is not None for m in exam.data):
         return  # INP103 has said where it entered
     output_is_bad = any(not bool(torch.isfinite(t).all()) for t in _calls.floating_outputs(exam.trace.output))
-    loss_is_bad = exam.trace.loss_source != "none" and exam.trace.loss != exam.trace.loss
+    loss_is_bad = exam.trace.loss_source != "none" and not math.isfinite(exam.trace.loss)
     if not (output_is_bad or loss_is_bad):
         return
     origin = _origin(exam)
@@ -94,7 +94,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
     elif not output_is_bad:
         yield Symptom(
             where=("",),
-            message="every activation is finite, but the loss is NaN.",
+            message=f"every activation is finite, but the loss is {exam.trace.loss}.",
             evidence={"loss": exam.trace.loss},
             fix="look at the loss function: a logarithm or a division of what the model put out",
         )

@@ -67,7 +67,8 @@ def check(exam: Examination) -> Iterator[Symptom]:
     """One symptom for the model."""
     if exam.batch < 2 or not _inputs_vary(exam) or not is_constant(exam.trace, exam.batch):
         return
-    if exam.intent != "inference" and not is_constant(exam.settled.after, exam.batch):
+    steps = 0 if exam.intent == "inference" else exam.settled.count
+    if steps and not is_constant(exam.settled.after, exam.batch):
         return
     output = _batched(exam.trace, exam.batch)[0]
     first, last = output[0].flatten()[:4].tolist(), _last_activation(exam)
@@ -82,11 +83,11 @@ def check(exam: Examination) -> Iterator[Symptom]:
         loss += f", for a uniform guess ln {chance.classes} = {chance.value:.5g}"
     yield Symptom(
         where=(last.module if dead and last is not None else "",),
-        message=f"{said}, also after {counted(exam.settled.count, 'optimizer step')}{loss}.",
+        message=said + (f", also after {counted(steps, 'optimizer step')}" if steps else "") + f"{loss}.",
         evidence={
             "output": first,
             "examples": exam.batch,
-            "steps": exam.settled.count,
+            "steps": steps,
             "loss": exam.trace.loss,
             "chance": None if chance is None else chance.value,
             "activation": last.op if last is not None else None,
