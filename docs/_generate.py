@@ -92,7 +92,9 @@ def _cli() -> str:
         ]
         for parameter in command.params:
             told = (
-                " ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.name.upper()
+                " ".join((*parameter.opts, *parameter.secondary_opts))
+                if parameter.param_type_name == "option"
+                else parameter.name.upper()
             )
             parts.append(f"| `{told}` | {_plain(parameter.help)} |")
         parts.append("")
