@@ -11,8 +11,9 @@ def called(path: str) -> str:
 
 
 def counted(number: int, one: str) -> str:
-    """ "1 layer", "2 layers"."""
-    return f"{number} {one}" if number == 1 else f"{number} {one}s"
+    """ "1 layer", "2 layers", "2 batches"."""
+    plural = "es" if one.endswith(("s", "ch")) else "s"
+    return f"{number} {one}" if number == 1 else f"{number} {one}{plural}"
 
 
 def listed(names: Iterable[object], *, limit: int = 6) -> str:

@@ -16,7 +16,7 @@ from musigma.graph import Graph
 
 @_treatments.treatment(
     "reinitialize",
-    mends=("INI201", "INI202", "INI205", "INI206", "INI207", "INI209", "GRD501", "GRD502"),
+    mends=("INI201", "INI202", "INI205", "INI206", "INI207", "INI209", "INI216", "GRD501", "GRD502"),
     order=40,
 )
 def apply(patient: Patient, findings: tuple[Finding, ...]) -> Applied:

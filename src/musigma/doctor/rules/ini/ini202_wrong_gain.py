@@ -5,10 +5,11 @@ drifts.
 
 In plain stacks (weight layers with nothing but activations, pooling, dropout and views between them) it
 compares Var(W)·fan_in with the square of the gain of the activation that really follows. It fires where
-that differs by more than sampling error and the signal really drifts because of it: the second moment,
-or the part of it that tells examples apart, leaves its scale by three orders of magnitude or more along
-the stack. Weights that a normalization layer follows, weights that start at zero, and short stacks with
-torch's default don't fire.
+that differs by more than sampling error and the signal really drifts because of it: along the stack the
+second moment grows a thousandfold or falls to a ten-thousandth, or the part of it that tells examples
+apart is lost (INI205, INI206, INI207), and the gains account for most of that. Weights that a
+normalization layer follows, weights that start at zero, and short stacks with torch's default don't
+fire.
 
 ## Why it hurts
 
