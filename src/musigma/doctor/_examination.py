@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from musigma import graph as _graph
 from musigma.doctor._case import Case, Intent, Loss, OptimizerLike, SchedulerLike
 from musigma.doctor.probes import _calls
-from musigma.doctor.probes._biases import CancelledBias, cancelled_biases
 from musigma.doctor.probes._channels import (
     CHANNEL_NORMS,
     ChannelMeasure,
@@ -28,6 +27,7 @@ from musigma.doctor.probes._stacks import Stack, find_stacks
 from musigma.doctor.probes._step import Step, Stepper, settle
 from musigma.doctor.probes._trace import Trace, take_trace
 from musigma.doctor.probes._weights import WeightMeasure, measure_weights
+from musigma.surgery import CancelledBias, cancelled_biases
 
 __all__ = ["Examination"]
 

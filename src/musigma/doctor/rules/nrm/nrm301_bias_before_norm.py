@@ -56,9 +56,9 @@ from collections.abc import Iterator
 from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
-from musigma.doctor.probes._biases import CancelledBias
 from musigma.doctor.probes._words import called, listed
 from musigma.graph import Parameter
+from musigma.surgery import CancelledBias
 
 
 @_rules.rule("NRM301", "bias-before-norm", severity="info")

@@ -1,7 +1,7 @@
 """Which biases a normalization subtracts again: every bias is followed, element by element, to the norm."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from musigma import graph as _graph
-from musigma.doctor.probes import _calls
-from musigma.graph import Edge, Graph, Node, Parameter, kinds
+from musigma.graph import Buffer, Edge, Graph, Node, Parameter, kinds
 
 __all__ = ["CancelledBias", "cancelled_biases"]
 
@@ -32,11 +31,13 @@ class CancelledBias:
         name: qualified.
         nodes: the ops that add it.
         norms: the norms that subtract it again, one for each of them.
+        elements: for each norm which element of the bias stands in its input, place by place.
     """
 
     name: str
     nodes: tuple[Node, ...]
     norms: tuple[Node, ...]
+    elements: tuple[Tensor, ...] = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class _Trail:
     elements: Tensor
 
 
-def cancelled_biases(model: nn.Module, inputs: Any, *, seed: int = 0) -> tuple[CancelledBias, ...]:
+def cancelled_biases(
+    model: nn.Module, inputs: Any, *, absorbed: bool = False, seed: int = 0
+) -> tuple[CancelledBias, ...]:
     """Run the model once, as it is, and follow every bias.
 
     A bias is cancelled where every set of values that shares one mean holds one and the same element of it,
@@ -59,6 +62,7 @@ def cancelled_biases(model: nn.Module, inputs: Any, *, seed: int = 0) -> tuple[C
     Args:
         model: left as it was.
         inputs: as the model takes them.
+        absorbed: count a BatchNorm in eval mode too, whose running mean can take the bias in.
         seed: what the model's own randomness starts from.
 
     Returns:
@@ -69,7 +73,7 @@ def cancelled_biases(model: nn.Module, inputs: Any, *, seed: int = 0) -> tuple[C
 
     def listen(node: Node, args: Any, kwargs: Any, outputs: Any) -> None:
         arrived = _arrived(trails, node)
-        if node.op in kinds.CENTERING_NORMS - kinds.ADDITIONS and _uses_own_statistics(node):
+        if node.op in kinds.CENTERING_NORMS - kinds.ADDITIONS and _subtracts_a_mean(node, absorbed):
             if arrived is not None and _one_element_a_mean(node, arrived.elements):
                 ends.append((arrived, node))
         elif arrived is not None and len(outputs) == 1:
@@ -79,8 +83,8 @@ def cancelled_biases(model: nn.Module, inputs: Any, *, seed: int = 0) -> tuple[C
         for name, elements in _added(model, node, args, kwargs, outputs):
             trails[node.index, 0] = _Trail(name, node, (node,), elements)
 
-    with torch.no_grad(), _calls.forked_rng(model, seed):
-        graph = _graph.record(model, _calls.clone_inputs(inputs), listen=listen)
+    with torch.no_grad(), _graph.forked_rng(model, seed):
+        graph = _graph.record(model, inputs, listen=listen)
     return tuple(_complete(graph, ends))
 
 
@@ -93,7 +97,10 @@ def _complete(graph: Graph, ends: Sequence[tuple[_Trail, Node]]) -> Iterator[Can
     for name, found in by_name.items():
         starts = {trail.start.index for trail, _ in found}
         if {node.index for node in graph.uses(name)} == starts:
-            yield CancelledBias(name, tuple(t.start for t, _ in found), tuple(norm for _, norm in found))
+            trails, norms = zip(*found, strict=True)
+            yield CancelledBias(
+                name, tuple(t.start for t in trails), norms, tuple(t.elements for t in trails)
+            )
 
 
 def _feeds_only(graph: Graph, path: Sequence[Node]) -> bool:
@@ -114,9 +121,13 @@ def _first(args: Any, kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else kwargs.get("input")
 
 
-def _uses_own_statistics(node: Node) -> bool:
+def _subtracts_a_mean(node: Node, absorbed: bool) -> bool:
+    """Whether it subtracts the mean of its input, or (`absorbed`) one in a buffer that can be shifted."""
     switch = {"batch_norm": "training", "instance_norm": "use_input_stats"}.get(node.op)
-    return switch is None or node.options.get(switch, True) is True
+    if switch is None or node.options.get(switch, True) is True:
+        return True
+    running = node.arguments.get("running_mean", ())
+    return absorbed and len(running) == 1 and isinstance(running[0], Buffer)
 
 
 def _added(
@@ -132,7 +143,7 @@ def _added(
     elif node.op in _SUMS and node.parameters:
         parameter = model.get_parameter(node.parameters[0])
         memory = parameter.untyped_storage().data_ptr()
-        operands = [t for t in _calls.tensors_in((args, kwargs)) if t.is_floating_point()]
+        operands = [t for t in _graph.tensors((args, kwargs)) if t.is_floating_point()]
         static = [t for t in operands if t.untyped_storage().data_ptr() == memory]
         if len(operands) == 2 and len(static) == 1:
             yield node.parameters[0], _places(static[0]).expand(shape)
