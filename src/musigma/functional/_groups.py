@@ -17,8 +17,7 @@ from musigma.functional._parameters import affine_for, matched
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._single import only_bias, warn_single_value
 from musigma.ops import group_norm as group_norm_op
-from musigma.ops import selected
-from musigma.ops._numerics import memory_format
+from musigma.ops import memory_format, selected
 from musigma.statistics import Moments
 
 _NOTHING_TO_NORMALIZE_BY = (
