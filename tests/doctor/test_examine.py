@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -365,49 +364,6 @@ def test_a_model_that_can_t_be_copied_is_refused_with_the_reason() -> None:
 def test_rules_that_lack_something_are_listed() -> None:
     report = examine(nn.Linear(8, 2), normal(16, 8))
     assert report.skipped["INI210"] == "needs loss, targets"
-
-
-def test_report_renders_names_as_they_are() -> None:
-    """A name that looks like markup is a name."""
-    from rich.console import Console
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.add_module("[red]<b>", nn.Linear(8, 2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.get_submodule("[red]<b>")(x).detach()
-
-    report = examine(
-        nn.Sequential(OrderedDict({"[red]<b>": nn.Linear(8, 2)})), normal(64, 8) * 50, name="[bold]net"
-    )
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(report)
-    text = console.export_text()
-    assert "[red]<b>" in text
-    assert text.startswith("[bold]net: 1 warning")
-    assert text.splitlines()[0] == str(report).splitlines()[0]
-
-
-def test_reports_are_sorted_iterable_and_stable() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
-    x = normal(64, 8) * 30
-    x[:, 0] = 1.0
-    x[3, 3] = float("inf")
-    report = examine(net, x)
-    assert [f.severity for f in report] == sorted(
-        (f.severity for f in report), key=["error", "warning", "info"].index
-    )
-    assert list(report) == list(report.findings)
-    assert report.by_code("INP103")[0].severity == "error"
-    data = report.to_dict()
-    assert data["schema"] == 1
-    assert data["counts"]["error"] == sum(f.severity == "error" for f in report)
-    assert set(data["findings"][0]) == {
-        "code", "name", "severity", "where", "message", "evidence", "fix", "treatment",
-    }  # fmt: skip
 
 
 def test_case_takes_what_examine_takes() -> None:
