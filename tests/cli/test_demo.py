@@ -20,7 +20,7 @@ def test_it_prints_every_part_and_exits_0(tmp_path: Path, monkeypatch: pytest.Mo
     done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "r.html")])
     assert done.exit_code == 0
     said = done.stdout
-    for code in ("INP101", "INP102", "NRM301", "GRD505"):
+    for code in ("INP101", "INP102", "NRM301", "INI216"):
         assert re.search(rf"^{code} ", said, re.MULTILINE)
     for line in (
         "mended: ",
@@ -41,10 +41,10 @@ def test_the_treated_copy_trains_better() -> None:
         case.model, case.inputs, case.targets, loss=case.loss, optimizer=case.optimizer, intent=case.intent
     )
     treated, record = treat(case.model, report, data=case.loader)
-    assert set(record.mended) >= {"INP101", "NRM301", "GRD505"}
+    assert set(record.mended) >= {"INP101", "NRM301", "INI216"}
     runs = [compare(case, treated, epochs=3, evaluate_every=2, seed=seed) for seed in range(5)]
     rows = {row.name: row for row in comparison_rows(runs)}
-    # Ahead in 9 of 9 runs when it was measured, by .03 of .89
+    # Ahead in 5 of 5 runs when it was measured, by .05 of .88
     assert rows["test accuracy, mean over the run"].better == "treated"
     assert rows["test accuracy, mean over the run"].wins[1] >= 4
 

@@ -5,9 +5,9 @@
 Takes one step of the given optimizer on a copy and compares its length with that of the weight,
 ‖ΔW‖/‖W‖, for weights whose output goes into a normalization and nowhere else. There the loss doesn't
 depend on the length of W, only on its direction; the rule makes sure of it by the gradient, which is
-then orthogonal to W. It fires where the ratio exceeds 1: an orthogonal step of that length turns the
-weight by 45° or more, and more of the weight comes from this one batch than from its initialization.
-Weights that no normalization follows are left out: heads and gates that start near zero on purpose move
+then orthogonal to W. It fires where the ratio exceeds 10: after such a step 99 % of the weight comes from
+this one batch. A ratio near 1 does no harm: the step lengthens the weight, and with it the next steps
+turn it less. Weights that no normalization follows are left out: heads and gates that start near zero on purpose move
 by many times their length and train well.
 
 ## Why it hurts
@@ -29,7 +29,7 @@ generator = torch.Generator().manual_seed(0)
 x, y = torch.randn(64, 16, generator=generator), torch.randint(3, (64,), generator=generator)
 model = nn.Sequential(nn.Linear(16, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
 nn.init.normal_(model[0].weight, 0.0, 0.01, generator=generator)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 case = Case(model, x, y, loss=nn.functional.cross_entropy, optimizer=optimizer, intent="train")
 ```
 
@@ -45,7 +45,7 @@ generator = torch.Generator().manual_seed(0)
 x, y = torch.randn(64, 16, generator=generator), torch.randint(3, (64,), generator=generator)
 model = nn.Sequential(nn.Linear(16, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
 ms.init.he_normal_(model[0].weight, generator=generator)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 case = Case(model, x, y, loss=nn.functional.cross_entropy, optimizer=optimizer, intent="train")
 ```
 
@@ -70,8 +70,10 @@ from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._words import listed
 
-# tan 45°: beyond it the step has a larger share in the new direction than the weight.
-_LIMIT = 1.0
+# Measured on digits (64-64-32-10 with BatchNorm and a LeCun head, SGD, five seeds): lengthening weights of
+# std 0.01 to He's cost at ratios of 2 and 6 (rates 0.1 and 0.3: mean test accuracy .942 to .847, .936 to
+# .915), and helped at 21, 43 and 108 (rates 1, 2 and 5: .923 to .938, .910 to .932, .356 to .849).
+_LIMIT = 10.0
 # The cosine of gradient and weight that eps leaves where the variance is a hundred times eps.
 _ORTHOGONAL = 1e-2
 
