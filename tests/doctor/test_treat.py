@@ -310,3 +310,15 @@ def test_bad_arguments_are_refused() -> None:
         treat(net, report, select="INP101")  # type: ignore[arg-type]  # the mistake itself
     with pytest.raises(ValueError, match="at least one batch"):
         treat(net, report, data=[])
+
+
+def test_a_shuffling_loader_is_read_in_the_same_order_each_time() -> None:
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0)) * 5 + 20
+    data = torch.utils.data.TensorDataset(x)
+    loader = torch.utils.data.DataLoader(data, batch_size=10, shuffle=True, drop_last=True)
+    model = nn.Linear(4, 2)
+    report = examine(model, x)
+    before = torch.get_rng_state()
+    means = [treat(model, report, data=loader)[0].standardize["input"].mean for _ in range(2)]
+    assert torch.equal(*means)
+    assert torch.equal(torch.get_rng_state(), before)
