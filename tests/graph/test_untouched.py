@@ -14,7 +14,7 @@ import torch
 from tests.graph.nets import Calls, resnet, x
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import _has_any_global_hook, register_module_forward_pre_hook
 from torch.overrides import handle_torch_function, has_torch_function
 
 from musigma._errors import MusigmaWarning
@@ -408,3 +408,9 @@ def test_modules_running_in_other_threads_are_not_recorded() -> None:
     graph = record(net, x())
     assert [node.module for node in graph] == ["lin", "", "lin", ""]
     assert [node.op for node in graph] == ["linear", "detach", "linear", "add"]
+
+
+def test_no_global_hook_is_left_behind() -> None:
+    # torch's own handle forgets one of the tables, and torch.compile warns of any entry
+    record(nn.Linear(2, 2), torch.ones(1, 2))
+    assert not _has_any_global_hook()
