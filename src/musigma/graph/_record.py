@@ -49,7 +49,8 @@ def record(model: nn.Module, example: Example, *, listen: Listener | None = None
     buffers, parameters, gradients, module attributes, the example and the states of the random
     generators are as before, also when `forward` raises. `DataParallel`, `DistributedDataParallel` and
     `torch.compile` wrappers are taken off (paths and names are those of the model inside), and compiled
-    parts run eagerly. Recordings of several threads wait for each other. All tensors of the forward stay alive until it ends, as they do in training.
+    parts run eagerly. All tensors of the forward stay alive until it ends, as they do in training.
+    Recordings of several threads wait for each other.
 
     Args:
         model: any `nn.Module`.
