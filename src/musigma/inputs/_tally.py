@@ -46,7 +46,9 @@ class Tally:
     @classmethod
     def empty(cls, features: int) -> Tally:
         """Nothing seen yet: the identity of merging."""
-        zero, none = torch.zeros(features, dtype=torch.float64), torch.zeros(features, dtype=torch.int64)
+        # on the CPU like every tally, whatever the default device
+        zero = torch.zeros(features, dtype=torch.float64, device="cpu")
+        none = torch.zeros(features, dtype=torch.int64, device="cpu")
         return cls(zero, zero, torch.ones_like(zero), Moments(zero, zero, zero), none, 0, 0.0)
 
     def __add__(self, other: Tally) -> Tally:
