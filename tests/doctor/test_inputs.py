@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from musigma.doctor import Report, examine
@@ -80,3 +81,53 @@ def test_a_constant_feature_of_a_usual_batch_is_found() -> None:
     x = normal(16, 8)
     x[:, 2] = 0.5
     assert judged(x).by_code("INP102")[0].evidence["constant"] == [2]
+
+
+# ---------------------------------------------------------------- INP104
+
+
+def photo(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(256, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def resized(mode: str) -> Tensor:
+    blocks = photo(8, 3, 3, 3).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    return F.interpolate(blocks, size=(9, 9), mode=mode)
+
+
+RAW: dict[str, tuple[Tensor, nn.Module]] = {
+    "whole": (photo(4, 3, 8, 8), nn.Conv2d(3, 4, 3)),
+    "one image": (photo(1, 3, 8, 8), nn.Conv2d(3, 4, 3)),
+    "bilinear": (resized("bilinear"), nn.Conv2d(3, 4, 3)),
+    "bicubic": (resized("bicubic"), nn.Conv2d(3, 4, 3)),
+    "uniform": (torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 255, nn.Conv2d(1, 4, 3)),
+    "video": (photo(4, 3, 5, 8, 8) * 0.99, nn.Conv3d(3, 4, 3)),
+    "flattened": (resized("bilinear"), nn.Sequential(nn.Flatten(), nn.Linear(243, 4))),
+    "channels last": (resized("bilinear").permute(0, 2, 3, 1), nn.Linear(3, 4)),
+    "whole rows": (photo(8, 64), nn.Linear(64, 4)),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_images_in_the_range_of_bytes_are_found(name: str) -> None:
+    x, model = RAW[name]
+    (finding,) = judged(x, model=model).by_code("INP104")
+    assert finding.evidence["high"] == pytest.approx(float(x.max()))
+
+
+OTHER: dict[str, tuple[Tensor, nn.Module]] = {
+    "unit range": (photo(8, 3, 8, 8) / 255, nn.Conv2d(3, 4, 3)),
+    "wide noise": (normal(8, 3, 8, 8) * 60, nn.Conv2d(3, 4, 3)),
+    "feature maps": (normal(8, 16, 8, 8).abs() * 60, nn.Conv2d(16, 4, 3)),
+    "beyond bytes": (normal(8, 3, 8, 8).abs() * 400, nn.Conv2d(3, 4, 3)),
+    "magnitudes": (normal(8, 1, 8, 8).abs() * 10, nn.Conv2d(1, 4, 3)),
+    "a table": (torch.rand(64, 64, generator=torch.Generator().manual_seed(0)) * 255, nn.Linear(64, 4)),
+    "sequences": (torch.rand(8, 9, 3, generator=torch.Generator().manual_seed(0)) * 255, nn.Linear(3, 4)),
+    "divided inside": (photo(8, 3, 8, 8), nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3))),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_other_data_are_no_images(name: str) -> None:
+    x, model = OTHER[name]
+    assert "INP104" not in judged(x, model=model).codes
