@@ -69,6 +69,43 @@ def test_dict_batches_limits_and_layers_that_nothing_reaches() -> None:
     assert certificate.refused == ("unused: no batch reached it",)
 
 
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1)
+
+    def forward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        return self.norm(x + y) * scale
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "layerwise"])
+def test_every_way_to_hand_over_data(mode: str) -> None:
+    x, targets = WHOLE, torch.arange(len(WHOLE))
+    loader = torch.utils.data.DataLoader
+    dataset = torch.utils.data.TensorDataset
+    plain, both = nn.BatchNorm1d(1), Two()
+    ways = [
+        (plain, x),
+        (plain, (x,)),
+        (plain, {"input": x}),
+        (plain, [(x, targets)]),
+        (plain, loader(dataset(x), batch_size=4)),
+        (plain, loader(dataset(x, targets), batch_size=4)),
+        (both, (x, torch.zeros_like(x))),
+        (both, loader(dataset(x, torch.zeros_like(x), targets), batch_size=4)),
+    ]
+    for model, data in ways:
+        twin, _ = recalibrate(model, data, mode=mode)
+        norm = twin if model is plain else twin.norm
+        torch.testing.assert_close(norm.running_mean, x.mean(0))
+        torch.testing.assert_close(norm.running_var, x.var(0))
+
+
+def test_data_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match="a loader; got int"):
+        recalibrate(nn.BatchNorm1d(1), 3)
+
+
 def test_frozen_layers_are_left_alone() -> None:
     frozen = ms.nn.FrozenBatchNorm1d(1)
     twin, certificate = recalibrate(nn.Sequential(frozen, nn.BatchNorm1d(1)), DATA[:2])

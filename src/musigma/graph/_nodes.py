@@ -188,7 +188,7 @@ class Node:
         return _rebuild, (values,)
 
     @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
+    def shapes(self) -> tuple[tuple[int | torch.SymInt, ...], ...]:
         """The shape of each output."""
         return tuple(spec.shape for spec in self.outputs)
 
