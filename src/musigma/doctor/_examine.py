@@ -13,6 +13,7 @@ from musigma.doctor._finding import Finding, Report
 from musigma.doctor._measurements import measurements
 from musigma.doctor._rules import Rule, Symptom, select_rules
 from musigma.doctor.probes import _calls
+from musigma.functional._variances import impossible_variances_pass
 
 __all__ = ["examine", "judged"]
 
@@ -91,7 +92,7 @@ def examine(
         name=name,
     )
     # Whatever mode the caller is in: gradients are what is measured.
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), impossible_variances_pass():
         return judged(Examination.of(case), case, chosen)
 
 

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from musigma.functional._variances import impossible_variances_pass
 from musigma.graph import call, forked_rng
 from musigma.nn._statistics import KeepsStatistics
 from musigma.statistics import Moments, moments
+from musigma.surgery._batches import as_batches, as_example
 from musigma.surgery._certificate import Certificate, own_copy
 
 Mode = Literal["one_pass", "layerwise"]
@@ -23,7 +25,7 @@ NOTHING = "recalibration needs at least one batch; got none"
 
 def recalibrate(
     model: nn.Module,
-    batches: Iterable[Any],
+    data: Any,
     *,
     mode: Mode = "one_pass",
     max_batches: int | None = None,
@@ -43,8 +45,9 @@ def recalibrate(
 
     Args:
         model: any module; left as it is.
-        batches: what the model is called with, batch by batch: tensors, tuples of arguments or dicts of
-            keywords. `"layerwise"` reads it several times, so it must not be an iterator.
+        data: what the model is called with: one example (a tensor, a tuple of arguments or a dict of
+            keywords), a list of them, or a loader. Of the (inputs, targets) that a loader yields the targets
+            are left out. `"layerwise"` reads it several times, so it must not be an iterator.
         mode: "one_pass" or "layerwise".
         max_batches: read only so many.
 
@@ -54,6 +57,7 @@ def recalibrate(
 
     Raises:
         ValueError: no batches, an unknown mode, or an iterator with "layerwise".
+        TypeError: data is neither an example nor something that yields examples.
 
     Example:
         >>> import torch, musigma as ms
@@ -67,10 +71,11 @@ def recalibrate(
     """
     if mode not in ("one_pass", "layerwise"):
         raise ValueError(f"mode must be 'one_pass' or 'layerwise'; got {mode!r}")
-    if mode == "layerwise" and isinstance(batches, Iterator):
+    if mode == "layerwise" and isinstance(data, Iterator):
         raise ValueError(
             "mode 'layerwise' reads the data once a layer; pass a list or a loader, not an iterator"
         )
+    batches = as_batches(data)
     twin = copy.deepcopy(model)
     layers = {name: m for name, m in twin.named_modules() if _keeps_statistics(m)}
     modes = {m: m.training for m in twin.modules()}
@@ -118,7 +123,7 @@ def _measure(
     if mode == "one_pass":
         for layer in layers.values():
             layer.train()
-    with ExitStack() as stack, torch.no_grad(), forked_rng(model):
+    with ExitStack() as stack, torch.no_grad(), forked_rng(model), impossible_variances_pass():
         for name, layer in layers.items():
             hook = layer.register_forward_pre_hook(
                 lambda _m, args, kwargs, name=name: listen(name, args, kwargs), with_kwargs=True
@@ -126,7 +131,7 @@ def _measure(
             stack.callback(hook.remove)
         count = 0
         for batch in islice(batches, limit):
-            call(model, own_copy(batch))
+            call(model, own_copy(as_example(model, batch)))
             count += 1
     if count == 0:
         raise ValueError(NOTHING)
@@ -139,12 +144,12 @@ def _measure(
 def _execution_order(model: nn.Module, layers: dict[str, _BatchNorm], batches: Iterable[Any]) -> list[str]:
     order: list[str] = []
     model.eval()
-    with ExitStack() as stack, torch.no_grad(), forked_rng(model):
+    with ExitStack() as stack, torch.no_grad(), forked_rng(model), impossible_variances_pass():
         for name, layer in layers.items():
             hook = layer.register_forward_pre_hook(lambda _m, _a, name=name: order.append(name))
             stack.callback(hook.remove)
         for batch in batches:
-            call(model, own_copy(batch))
+            call(model, own_copy(as_example(model, batch)))
             break
         else:
             raise ValueError(NOTHING)
