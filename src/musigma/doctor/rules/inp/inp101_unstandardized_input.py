@@ -2,13 +2,16 @@
 
 ## What it does
 
-Measures every feature (every channel of an image) where it reaches the first layer with weights, after
-whatever the model itself does to it: a model that begins with a normalization layer, or divides by 255,
-is judged by what comes out of that. A feature of mean μ and standard deviation σ next to a bias gives
-least squares the Hessian [[1, μ], [μ, μ² + σ²]], whose condition number κ solves (κ + 1)²/κ = (1 + μ² +
-σ²)²/σ². The rule fires where κ exceeds 10 for every μ and σ that the batch is compatible with, which of
-few examples is nearly any σ larger than the one they show; for values within [−1, 1], which can
-slow a layer but not flood it, where κ exceeds 100, and then only as `info`.
+Measures every feature where it reaches the first layer with weights, after whatever the model itself does
+to it: a model that begins with a normalization layer, or divides by 255, is judged by what comes out of
+that. The features of an image are its channels, whether or not the model makes a row of the pixels first:
+they share a unit, and a pixel that is nearly always dark is not one whose scale is wrong.
+
+A feature of mean μ and standard deviation σ next to a bias gives least squares the Hessian
+[[1, μ], [μ, μ² + σ²]], whose condition number κ solves (κ + 1)²/κ = (1 + μ² + σ²)²/σ². The rule fires where
+κ exceeds 10 for every μ and σ that the batch is compatible with, which of few examples is nearly any σ
+larger than the one they show; for values within [−1, 1], which can slow a layer but not flood it, where κ
+exceeds 100, and then only as `info`.
 
 ## Why it hurts
 
@@ -61,7 +64,7 @@ from torch import Tensor
 from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
-from musigma.doctor.probes._entries import EntryMeasure
+from musigma.doctor.probes._entries import ChannelFeatures, EntryMeasure
 from musigma.doctor.probes._words import called
 
 # Steps grow in proportion to κ, so 10 costs an order of magnitude.
@@ -79,13 +82,13 @@ def check(exam: Examination) -> Iterator[Symptom]:
         if entry.normalized:
             continue
         boxed = entry.low >= -1 and entry.high <= 1
-        condition = condition_numbers(entry)
+        condition = condition_numbers(entry.channels or entry)
         far = condition > (_LIMIT_IN_BOX if boxed else _LIMIT)
         if far.any():
             yield _symptom(entry, condition, far, boxed)
 
 
-def condition_numbers(entry: EntryMeasure) -> Tensor:
+def condition_numbers(entry: EntryMeasure | ChannelFeatures) -> Tensor:
     """The smallest condition number beside a bias that each feature's sample is compatible with.
 
     Examples are the independent draws (the pixels of one image are not). For n of them and a kurtosis K, the
@@ -115,11 +118,14 @@ def _quantile(freedom: Tensor, sigmas: float) -> Tensor:
 
 def _symptom(entry: EntryMeasure, condition: Tensor, far: Tensor, boxed: bool) -> Symptom:
     worst = int(condition.argmax())
-    mean, std = float(entry.features.mean[worst]), float(entry.features.std()[worst])
+    features, kind = (
+        (entry.features, "feature") if entry.channels is None else (entry.channels.features, "channel")
+    )
+    mean, std = float(features.mean[worst]), float(features.std()[worst])
     count, total = int(far.sum()), len(far)
     layer = called(entry.node.module, root="the first layer")
-    said = f"{count} of {total} features reach {layer} far from mean 0 and std 1"
-    if entry.condition is None or entry.condition_standardized is None:
+    said = f"{count} of {total} {kind}s reach {layer} far from mean 0 and std 1"
+    if entry.channels is not None or entry.condition is None or entry.condition_standardized is None:
         cost = f"its condition number beside a bias is {float(condition[worst]):.3g}"
     else:
         cost = (
@@ -128,7 +134,7 @@ def _symptom(entry: EntryMeasure, condition: Tensor, far: Tensor, boxed: bool) -
         )
     return Symptom(
         where=entry.inputs,
-        message=f"{said}: feature {worst} has mean {mean:.4g} and std {std:.4g}; {cost}.",
+        message=f"{said}: {kind} {worst} has mean {mean:.4g} and std {std:.4g}; {cost}.",
         evidence={
             "features": total,
             "far": count,

@@ -61,8 +61,9 @@ from musigma.doctor.probes._words import called
 _DARKEST = 16
 # Resized images are no whole numbers any more, and other data are neither: half of the range must be in use.
 _HALF = 128
-# Bicubic kernels overshoot an edge by up to 27/256 of its height on either side.
-_OVERSHOOT = 27
+# The negative weights of torch's bicubic kernel sum to 3/16 halfway between pixels: an edge from 0 to 255
+# overshoots by as much, on either side.
+_OVERSHOOT = 255 * 3 / 16
 
 
 @_rules.rule("INP104", "integer-image-input", severity="warning")
@@ -73,7 +74,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
         grid = _is_grid(entry.shape) or bool(grids.intersection(entry.inputs))
         whole = entry.integral and entry.low >= 0 and _DARKEST < entry.high <= 255
         resized = entry.low >= -_OVERSHOOT and _HALF < entry.high <= 255 + _OVERSHOOT
-        if not (whole and (grid or _is_row(entry.shape)) or resized and grid):
+        if not ((whole and (grid or _is_row(entry.shape))) or (resized and grid)):
             continue
         values = "whole values" if entry.integral else "values"
         yield Symptom(
@@ -92,7 +93,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
 
 
 def _is_grid(shape: tuple[int, ...]) -> bool:
-    """An image or a video: four or five axes with 1, 3 or 4 channels, behind the examples, the frames, or last."""
+    """An image or a video: 1, 3 or 4 channels behind the examples, behind the frames, or last."""
     places = {4: (1, -1), 5: (1, 2, -1)}.get(len(shape), ())
     return any(shape[at] in (1, 3, 4) for at in places)
 
