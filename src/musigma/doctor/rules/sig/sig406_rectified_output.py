@@ -72,7 +72,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
         last = link.after[-1] if link.after else None
         if not stack.head or last is None or last.index not in returned:
             continue
-        rectifier = next((n for n in link.after if n.op in kinds.RECTIFIERS), None)
+        rectifier = next((n for n in link.after if exam.trace.nodes[n.index].rectifies), None)
         only_views = all(n is rectifier or n.op in kinds.VIEWS for n in link.after)
         if rectifier is None or not only_views:
             continue
