@@ -3,8 +3,45 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import torch
 from torch import Tensor
+
+_TORCHS_NAMES = {
+    torch.bool: "Bool",
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.uint16: "UInt16",
+    torch.uint32: "UInt32",
+    torch.uint64: "UInt64",
+}
+
+
+def refuse_input(function: str, x: Any) -> None:
+    """Say why x can't be normalized; whoever asks has seen that it is no floating-point tensor.
+
+    Complex tensors and objects that answer to torch's functions are left to those.
+
+    Raises:
+        TypeError: it is no tensor.
+        NotImplementedError: it is a tensor of integers; torch's class, a RuntimeError, and its words.
+    """
+    if not isinstance(x, Tensor):
+        if hasattr(type(x), "__torch_function__"):
+            return
+        fix = (
+            "nothing came in; does the layer before return its result?" if x is None else "torch.as_tensor(x)"
+        )
+        raise TypeError(f"{function} normalizes a tensor, got {type(x).__module__}.{type(x).__name__}: {fix}")
+    if x.dtype in _TORCHS_NAMES:
+        raise NotImplementedError(
+            f'"{function}" not implemented for {_TORCHS_NAMES[x.dtype]!r}: mean 0 and spread 1 need '
+            f"fractions, and the input of shape {tuple(x.shape)} is {x.dtype}; convert it first, x.float()"
+        )
 
 
 def check_eps(function: str, eps: float, *, positive: bool = False) -> None:
@@ -24,6 +61,8 @@ def check_rows(
     eps: float,
 ) -> None:
     """The last dims of x are `normalized_shape`, which is also the shape of weight and bias."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        refuse_input(function, x)
     if not normalized_shape or x.shape[-len(normalized_shape) :] != normalized_shape:
         _refuse_rows(x, normalized_shape)
     if weight is not None and weight.shape != normalized_shape:
@@ -61,6 +100,9 @@ def _refuse_row_parameter(name: str, parameter: Tensor, normalized_shape: tuple[
 
 def check_residual(x: Tensor, residual: Tensor) -> None:
     """x and residual are added value by value: one shape, one dtype."""
+    for term in (x, residual):
+        if not isinstance(term, Tensor):
+            refuse_input("add_norm", term)
     if x.shape != residual.shape or x.dtype is not residual.dtype:
         raise ValueError(
             "x and residual must have the same shape and dtype, got "
@@ -70,6 +112,8 @@ def check_residual(x: Tensor, residual: Tensor) -> None:
 
 def check_channels(function: str, x: Tensor, **vectors: Tensor | None) -> None:
     """x is (n, c, *spatial), and every vector given is (c,)."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        refuse_input(function, x)
     if x.dim() < 2:
         raise IndexError(
             f"{function}'s input must be (n, c, *spatial), at least 2-D; got shape {tuple(x.shape)}"
@@ -99,6 +143,8 @@ def check_add(x: Tensor, add: Tensor) -> None:
 
 def check_groups(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> None:
     """x is (n, c, *spatial), the groups divide the channels, weight and bias are (c,)."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        refuse_input("group_norm", x)
     if x.dim() < 2:
         raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {x.dim()}")
     channels = x.shape[1]

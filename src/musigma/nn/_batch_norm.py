@@ -7,10 +7,37 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from musigma.functional import batch_norm
+from musigma.functional._checks import refuse_input
+from musigma.nn._sizes import check_size
 from musigma.nn._statistics import KeepsStatistics
 
 
 class _BatchNorm(KeepsStatistics, torch.nn.modules.batchnorm._BatchNorm):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        check_size("num_features", num_features)
+        # by name: SyncBatchNorm has one argument more in between
+        super().__init__(
+            num_features=num_features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            track_running_stats=track_running_stats,
+            device=device,
+            dtype=dtype,
+            bias=bias,
+        )
+
     def forward(
         self,
         input: Tensor,
@@ -33,6 +60,8 @@ class _BatchNorm(KeepsStatistics, torch.nn.modules.batchnorm._BatchNorm):
         Raises:
             ValueError: training on one value a channel, or another number of dims than this class takes.
         """
+        if not isinstance(input, Tensor):
+            refuse_input("batch_norm", input)
         self._check_input_dim(input)
         own = self.training and not self.track_running_stats
         running_mean, running_var = (None, None) if own else (self.running_mean, self.running_var)

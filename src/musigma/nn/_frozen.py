@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from musigma.functional import batch_norm
+from musigma.functional._checks import refuse_input
+from musigma.nn._sizes import check_size
 from musigma.nn._statistics import KeepsStatistics
 
 
@@ -58,6 +60,7 @@ class FrozenBatchNorm(KeepsStatistics):
         *,
         bias: bool = True,
     ) -> None:
+        check_size("num_features", num_features)
         super().__init__()
         self.num_features = num_features
         self.eps = eps
@@ -84,6 +87,8 @@ class FrozenBatchNorm(KeepsStatistics):
         Raises:
             ValueError: another number of dims than this class takes.
         """
+        if not isinstance(input, Tensor):
+            refuse_input("batch_norm", input)
         if self._dims and input.dim() not in self._dims:
             expected = " or ".join(f"{d}D" for d in self._dims)
             raise ValueError(f"expected {expected} input (got {input.dim()}D input)")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from musigma.functional import group_norm
 from musigma.functional._checks import divisors
+from musigma.nn._sizes import check_size
 
 
 class GroupNorm(torch.nn.GroupNorm):
@@ -27,6 +28,7 @@ class GroupNorm(torch.nn.GroupNorm):
 
     Raises:
         ValueError: num_groups does not divide num_channels.
+        TypeError, RuntimeError: one of them is no whole number, or negative.
 
     Example:
         >>> import torch, musigma as ms
@@ -48,6 +50,8 @@ class GroupNorm(torch.nn.GroupNorm):
         *,
         bias: bool = True,
     ) -> None:
+        check_size("num_groups", num_groups)
+        check_size("num_channels", num_channels)
         if num_groups < 1 or num_channels % num_groups:
             raise ValueError(
                 f"num_channels ({num_channels}) must be divisible by num_groups ({num_groups}); "

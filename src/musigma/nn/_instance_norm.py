@@ -9,10 +9,36 @@ from torch import Tensor
 
 from musigma._errors import MusigmaWarning
 from musigma.functional import instance_norm
+from musigma.functional._checks import refuse_input
+from musigma.nn._sizes import check_size
 from musigma.nn._statistics import KeepsStatistics
 
 
 class _InstanceNorm(KeepsStatistics, torch.nn.modules.instancenorm._InstanceNorm):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        check_size("num_features", num_features)
+        super().__init__(
+            num_features=num_features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            track_running_stats=track_running_stats,
+            device=device,
+            dtype=dtype,
+            bias=bias,
+        )
+
     def forward(self, input: Tensor, *, mask: Tensor | None = None, activation: str | None = None) -> Tensor:
         """The input normalized.
 
@@ -28,6 +54,8 @@ class _InstanceNorm(KeepsStatistics, torch.nn.modules.instancenorm._InstanceNorm
             ValueError: one position a channel, another number of dims than this class takes, or another
                 number of channels than num_features.
         """
+        if not isinstance(input, Tensor):
+            refuse_input("instance_norm", input)
         self._check_input_dim(input)
         unbatched = input.dim() == self._get_no_batch_dim()
         channel_dim = 0 if unbatched else 1

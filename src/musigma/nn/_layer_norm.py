@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from musigma.functional import layer_norm
+from musigma.functional._checks import refuse_input
+from musigma.nn._sizes import check_normalized_shape, check_size
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -33,6 +37,18 @@ class LayerNorm(torch.nn.LayerNorm):
     References:
         Ba, Kiros & Hinton 2016, "Layer Normalization", equation 3.
     """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_normalized_shape(normalized_shape)
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)  # type: ignore[arg-type]  # torch's annotation knows lists only
 
     def forward(self, input: Tensor, *, activation: str | None = None) -> Tensor:
         """The input normalized.
@@ -63,6 +79,7 @@ class ChannelsFirst(LayerNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check_size("num_channels", num_channels)
         super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: Tensor, *, activation: str | None = None) -> Tensor:
@@ -79,6 +96,8 @@ class ChannelsFirst(LayerNorm):
             ValueError: the input has another number of dims or of channels.
         """
         (channels,) = self.normalized_shape
+        if not isinstance(input, Tensor):
+            refuse_input("layer_norm", input)
         if input.dim() != self._spatial + 2:
             raise ValueError(f"expected {self._spatial + 2}D input (got {input.dim()}D input)")
         if input.shape[1] != channels:

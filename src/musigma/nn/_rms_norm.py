@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from musigma.functional import rms_norm
+from musigma.nn._sizes import check_normalized_shape
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -29,6 +32,17 @@ class RMSNorm(torch.nn.RMSNorm):
     References:
         Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
     """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_normalized_shape(normalized_shape)
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)  # type: ignore[arg-type]  # torch's annotation knows lists only
 
     def forward(self, x: Tensor, *, activation: str | None = None) -> Tensor:
         """The input scaled.

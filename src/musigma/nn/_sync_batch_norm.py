@@ -42,6 +42,22 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
         the sample variance", on merging.
     """
 
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        self.process_group = process_group
+
     def _check_input_dim(self, input: Tensor) -> None:
         super()._check_input_dim(input)
         if input.shape[1] == 0:

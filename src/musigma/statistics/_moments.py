@@ -178,7 +178,7 @@ def moments(
         `Moments` over the remaining dims; gradients flow through `mean` and `m2`.
 
     Raises:
-        TypeError: x is complex.
+        TypeError: x is complex, or it or the mask is no tensor.
         IndexError: a dim does not exist.
         ValueError: a dim stands twice, a weight is negative, infinite or NaN, or the mask does not broadcast.
 
@@ -192,6 +192,12 @@ def moments(
     References:
         Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance".
     """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"moments are of a tensor, got {type(x).__name__}; make it one: torch.as_tensor(x)")
+    if mask is not None and not isinstance(mask, Tensor):
+        raise TypeError(
+            f"the mask must be a tensor, got {type(mask).__name__}; make it one: torch.as_tensor(mask)"
+        )
     dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     if x.is_quantized:
         raise TypeError("moments are of numbers, got a quantized tensor; dequantize it first")
