@@ -23,6 +23,7 @@ from musigma.doctor.probes._layers import looks_fresh
 from musigma.doctor.probes._losses import Chance, chance_of
 from musigma.doctor.probes._modes import ModesCompared, compare_modes
 from musigma.doctor.probes._pass import Pass, take_pass
+from musigma.doctor.probes._shuffled import shuffled
 from musigma.doctor.probes._stacks import Stack, find_stacks
 from musigma.doctor.probes._step import Step, Stepper, settle
 from musigma.doctor.probes._trace import Trace, take_trace
@@ -188,6 +189,10 @@ class Examination:
         independent weights of the same variance would give. Rules about initialization are silent then.
         """
         return self.intent not in ("inference", "finetune") and looks_fresh(self.trace.layers)
+
+    def loss_of_another_draw(self, seed: int) -> float:
+        """The loss of a copy whose weights are shuffled: what owes nothing to these very weights stays."""
+        return self._look(shuffled(self.model, seed)).loss
 
     @cached_property
     def chance(self) -> Chance | None:

@@ -27,12 +27,18 @@ class Chance:
         value: ln C for C classes, ln 2 for two, the variance of the targets for squared errors.
         classes: C, or None.
         error: standard error of the batch's mean loss.
+        floor: the least that answers which don't depend on the input can cost: the entropy of the classes'
+            frequencies in the batch, averaged over outputs; the value itself for squared errors.
+        answers: "logits" or "probabilities", which the loss takes; "raw" and "softmax" where a negative
+            log-likelihood gets logits or probabilities instead of log-probabilities.
     """
 
     kind: str
     value: float
     classes: int | None
     error: float
+    floor: float
+    answers: str = "logits"
 
 
 def chance_of(output: Any, targets: Any, loss: float) -> Chance | None:
@@ -77,20 +83,37 @@ def _cross_entropy(y: Tensor, t: Tensor, loss: float) -> Chance | None:
         for function in (F.cross_entropy, F.nll_loss):
             each = function(logits, t.long(), reduction="none")
             if _close(each, loss):
-                return Chance("cross_entropy", math.log(classes), classes, _error(each))
+                floor = _entropy(torch.bincount(t.long().flatten(), minlength=classes))
+                answers = "logits" if function is F.cross_entropy else _answers(logits)
+                return Chance("cross_entropy", math.log(classes), classes, _error(each), floor, answers)
     return None
+
+
+def _answers(y: Tensor) -> str:
+    """What a negative log-likelihood was given that isn't the cross entropy of the same numbers."""
+    sums = bool((y >= 0).all()) and bool(((y.double().sum(1) - 1).abs() <= _SAME).all())
+    return "softmax" if sums else "raw"
+
+
+def _entropy(counts: Tensor) -> float:
+    """Entropy of the frequencies."""
+    return float(torch.special.entr(counts.double() / counts.sum()).sum())
 
 
 def _binary(y: Tensor, t: Tensor, loss: float) -> Chance | None:
     if t.shape != y.shape or not bool(((t == 0) | (t == 1)).all()):
         return None
     t = t.float()
-    candidates = [F.binary_cross_entropy_with_logits(y, t, reduction="none")]
+    candidates = [("logits", F.binary_cross_entropy_with_logits(y, t, reduction="none"))]
     if bool(((y >= 0) & (y <= 1)).all()):
-        candidates.append(F.binary_cross_entropy(y, t, reduction="none"))
-    for each in candidates:
+        candidates.append(("probabilities", F.binary_cross_entropy(y, t, reduction="none")))
+    for answers, each in candidates:
         if _close(each, loss):
-            return Chance("binary_cross_entropy", math.log(2), 2, _error(each))
+            # Constant answers may be another for every output.
+            ones = moments(t, 0).mean.flatten()
+            spread = torch.special.entr(ones) + torch.special.entr(1 - ones)
+            floor = float(moments(spread, None).mean)
+            return Chance("binary_cross_entropy", math.log(2), 2, _error(each), floor, answers)
     return None
 
 
@@ -100,5 +123,5 @@ def _squared(y: Tensor, t: Tensor, loss: float) -> Chance | None:
     each = (y - t.float()).square()
     if not _close(each, loss):
         return None
-    over_examples = moments(t, 0)
-    return Chance("mean_squared_error", float(over_examples.var().mean()), None, _error(each))
+    variance = float(moments(t, 0).var().mean())
+    return Chance("mean_squared_error", variance, None, _error(each), variance)

@@ -17,6 +17,8 @@ _STD = 0.5
 @_treatments.treatment("shrink_head", mends=("INI210",), order=50)
 def apply(patient: Patient, findings: tuple[Finding, ...]) -> Applied:
     """Scale the last layer's weights down, and set its bias to 0 or to a regression's mean target."""
+    if all(f.evidence["loss"] < f.evidence["chance"] for f in findings):
+        raise NotApplicable("the loss is below chance: the loss or the data have to be put right")
     named = {w for f in findings for w in f.where}
     heads = [layer for layer in patient.exam.trace.layers if layer.weight in named]
     if not heads:
