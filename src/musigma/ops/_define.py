@@ -138,6 +138,8 @@ def define(op: Op) -> Op:
     torch.library.register_fake(f"{NAMESPACE}::{backward}", op.backward_fake, lib=LIBRARY)
     LIBRARY.impl(op.name, _autograd(op), "Autograd", with_keyset=True)
     LIBRARY.impl(backward, _autograd_of_backward(op), "Autograd", with_keyset=True)
+    # What help() shows of an op is what it computes, not what the (frozen) dataclass is.
+    object.__setattr__(op, "__doc__", f"{op.name}{op.schema}\n\n    {op.reference.__doc__}")
     OPS[op.name] = op
     return op
 

@@ -45,6 +45,28 @@ def reference(
     Nothing happens while a backward pass runs: that is activation checkpointing forming the forward again,
     and the batch has been counted already. Asked here, below the compiler, the answer is right in eager code,
     in compiled code that checkpoints, and in a checkpoint of compiled code.
+
+    Args (by position, as the dispatcher takes them):
+        running_mean, running_var: (c,), changed in place.
+        num_batches_tracked: 0-dim integer, counted up in place by a batch that is not empty; or None.
+        count: 0-dim or (c,): how many values each channel's moments are made of.
+        mean, m2: (c,), as `musigma.ops.moments` returns them.
+        momentum: the weight of the new value; None needs `num_batches_tracked`.
+
+    Raises:
+        RuntimeError: the statistics differ in shape.
+        ValueError: ``momentum=None`` without `num_batches_tracked`.
+
+    Example:
+        >>> import torch, musigma as ms
+        >>> mean, var, batches = torch.zeros(1), torch.ones(1), torch.tensor(0)
+        >>> batch = ms.moments(torch.tensor([[1.0], [2.0], [3.0]]), 0)
+        >>> ms.ops.running_update_(mean, var, batches, batch.count, batch.mean, batch.m2, 0.1)
+        >>> mean, var, batches  # 0.9 · 0 + 0.1 · 2,  0.9 · 1 + 0.1 · 1
+        (tensor([0.2000]), tensor([1.]), tensor(1))
+
+    References:
+        Ioffe & Szegedy 2015, "Batch Normalization", algorithm 2.
     """
     check(running_mean, running_var, mean, m2)
     if torch._C._current_graph_task_id() != -1:
@@ -134,3 +156,4 @@ torch.library.register_fake(f"{NAMESPACE}::{NAME}", lambda *args: None, lib=LIBR
 
 running_update_ = getattr(torch.ops.musigma, NAME).default
 """(running_mean!, running_var!, num_batches_tracked!, count, mean, m2, momentum) -> nothing."""
+running_update_.__doc__ = reference.__doc__
