@@ -112,28 +112,32 @@ def batch_norm(
             add=add,
             activation=activation,
         )
-    statistics = running_mean, running_var
     check_channels(
         "batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
     )
-    check_running(*statistics, "" if training else _NOTHING_TO_EVALUATE_BY)
-    check_eps("batch_norm", eps, positive=training)
-    check_activation(activation)
-    if add is not None:
-        check_add(input, add)
-    if training and momentum is None and running_mean is not None and num_batches_tracked is None:
+    check_running(running_mean, running_var, "" if training else _NOTHING_TO_EVALUATE_BY)
+    _check_options(training, eps, activation, input, add)
+    tracked = training and running_mean is not None
+    if tracked and momentum is None and num_batches_tracked is None:
         raise ValueError("momentum=None (the average of all batches) needs num_batches_tracked to count them")
     batch = None
     if training:
-        y, batch = _by_batch_statistics(input, running_mean is not None, weight, bias, eps, mask, group)
+        y, batch = _by_batch_statistics(input, tracked, weight, bias, eps, mask, group)
     else:
-        y = by_running_statistics(input, *statistics, weight, bias, eps)
+        y = by_running_statistics(input, running_mean, running_var, weight, bias, eps)
     if add is not None:
         y = (y + add).to(y.dtype)
     y = activate(y, activation)
     if batch is not None and running_mean is not None and running_var is not None:
         update(running_mean, running_var, num_batches_tracked, batch, momentum)
     return y
+
+
+def _check_options(training: bool, eps: float, activation: str | None, x: Tensor, add: Tensor | None) -> None:
+    check_eps("batch_norm", eps, positive=training)
+    check_activation(activation)
+    if add is not None:
+        check_add(x, add)
 
 
 def by_running_statistics(
