@@ -1,7 +1,4 @@
-"""Arithmetic on tensors: four ops that compute, one that updates, each with a readable reference.
-
-``help(musigma.ops.affine)`` tells an op's formula, and so for every other; their arguments go by position.
-"""
+"""Arithmetic on tensors: four ops that compute, one that updates, each with a readable reference."""
 
 from musigma.ops._affine.op import affine
 from musigma.ops._define import OPS, ErrorSample, Op, Sample, transforms_active
