@@ -121,6 +121,16 @@ def test_a_norm_as_it_starts_kills_nothing(name: str) -> None:
     assert not found(*normed(name, -0.5, off=64))
 
 
+@pytest.mark.parametrize("shape", [(6, 6), (8, 6, 6), (6, 6, 6)], ids=["places", "channels too", "as many"])
+def test_a_norm_with_a_bias_for_every_place(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    norm, x = nn.LayerNorm(shape), normal(16, 3, 8, 8)
+    net = nn.Sequential(nn.Conv2d(3, shape[-3] if len(shape) > 2 else 8, 3), norm, nn.ReLU(), nn.Flatten())
+    assert not found(net, x)
+    nn.init.constant_(norm.bias, -50.0)
+    assert found(net, x)
+
+
 def test_dead_units_behind_a_norm_that_is_fused_with_its_activation() -> None:
     torch.manual_seed(0)
     norm = ms.nn.NormAct(nn.BatchNorm1d(64), nn.ReLU())

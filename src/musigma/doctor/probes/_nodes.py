@@ -287,7 +287,11 @@ class NodeProbe:
         # A rectifier that works in place has overwritten what it read by the time it is seen.
         if axis is None:
             return
-        units, bias = _columns(out.movedim(axis, 0).flatten(1)), _bias(node, args, kwargs)
+        bias = _bias(node, args, kwargs)
+        if bias is not None and bias.ndim > 1:
+            # A LayerNorm over several axes has a bias for every place, not for every unit.
+            out, bias = out - bias, None
+        units = _columns(out.movedim(axis, 0).flatten(1))
         above = self._before(node.arguments.get("input", ()))
         if above is not None and above.units.shape == units.shape and node.op in kinds.DROPOUTS:
             self._recent[node.index] = replace(above, dropped=(units == 0) & (above.whole != 0))
