@@ -165,6 +165,35 @@ def test_the_result_keeps_the_memory_format(path: Any, name: str) -> None:
             assert call(name, x.to(memory_format=fmt)).is_contiguous(memory_format=fmt)
 
 
+@pytest.mark.parametrize("path", ["auto", "reference"])
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("n_dims", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("shape", "fmt"), [((2, 8, 6, 5), torch.channels_last), ((2, 8, 3, 4, 5), torch.channels_last_3d)]
+)
+def test_rows_of_channels_last_images_stay_channels_last(
+    path: Any, norm: str, n_dims: int, shape: tuple[int, ...], fmt: torch.memory_format
+) -> None:
+    """C19's relative: torch's layer_norm over (c, h, w) returns them contiguous, its rms_norm does not."""
+    x = torch.randn(shape)
+    weight = torch.randn(shape[-n_dims:])
+    run = f.layer_norm if norm == "layer" else f.rms_norm
+    for mask in (None, torch.rand(shape) > 0.2):
+        last, plain = (t.requires_grad_() for t in (x.clone(memory_format=fmt), x.clone()))
+        assert last.is_contiguous(memory_format=fmt)
+        with ms.ops.use_kernels(path):
+            y, expected = (
+                run(last, weight.shape, weight, mask=mask),
+                run(plain, weight.shape, weight, mask=mask),
+            )
+        assert y.is_contiguous(memory_format=fmt)
+        assert expected.is_contiguous()
+        assert_close(y, expected)
+        g = torch.randn(shape)
+        (dlast,), (dplain,) = torch.autograd.grad(y, last, g), torch.autograd.grad(expected, plain, g)
+        assert_close(dlast, dplain)
+
+
 def test_group_norm_backward_with_ambiguous_strides() -> None:
     """C19's own input: (64, 12, 1, 1), contiguous and channels_last at once."""
     x = torch.randn(1, 64, 12, 1).permute(1, 2, 0, 3).requires_grad_()

@@ -16,7 +16,7 @@ from musigma.functional._checks import check_residual, check_rows
 from musigma.functional._masked import check_mask, normalized_rows
 from musigma.functional._parameters import compute_dtype, matched
 from musigma.functional._single import only_bias, warn_single_value
-from musigma.ops import row_norm, selected
+from musigma.ops import memory_format, row_norm, selected
 
 RMS_EPS = torch.finfo(torch.float32).eps
 """What `rms_norm` takes for ``eps=None``, whatever the input's dtype."""
@@ -53,7 +53,8 @@ def layer_norm(
         activation: ``"relu"``, ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, applied to y.
 
     Returns:
-        (*batch, *normalized_shape), in the input's dtype.
+        (*batch, *normalized_shape), in the input's dtype, channels last where the input is. (torch's
+        layer_norm returns it contiguous, and the convolution behind converts it again.)
 
     Raises:
         RuntimeError: the input does not end in `normalized_shape`, or weight or bias has another shape.
@@ -95,6 +96,8 @@ def layer_norm(
         y = torch.layer_norm(x, shape, weight, bias, eps)
         if x is not input:
             y = y.to(input.dtype)
+    if input.dim() > 3 and not input.is_contiguous():
+        y = y.contiguous(memory_format=memory_format(input))
     return y if activation is None else activate(y, activation)
 
 
@@ -126,7 +129,7 @@ def rms_norm(
         activation: ``"relu"``, ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, applied to y.
 
     Returns:
-        (*batch, *normalized_shape), in the input's dtype.
+        (*batch, *normalized_shape), in the input's dtype, channels last where the input is.
 
     Raises:
         RuntimeError: the input does not end in `normalized_shape`, or weight has another shape.
@@ -167,6 +170,8 @@ def rms_norm(
         # torch's would warn, and round twice
         dtype = compute_dtype(input)
         y = torch.rms_norm(input.to(dtype).contiguous(), shape, weight.to(dtype), eps).to(input.dtype)
+    if input.dim() > 3 and not input.is_contiguous():
+        y = y.contiguous(memory_format=memory_format(input))
     return y if activation is None else activate(y, activation)
 
 

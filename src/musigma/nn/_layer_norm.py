@@ -58,7 +58,7 @@ class LayerNorm(torch.nn.LayerNorm):
             activation: applied to the result, as in `musigma.functional.layer_norm`.
 
         Returns:
-            (*batch, *normalized_shape), in the input's dtype.
+            (*batch, *normalized_shape), in the input's dtype, channels last where the input is.
         """
         return layer_norm(
             input, self.normalized_shape, self.weight, self.bias, self.eps, activation=activation

@@ -52,6 +52,6 @@ class RMSNorm(torch.nn.RMSNorm):
             activation: applied to the result, as in `musigma.functional.rms_norm`.
 
         Returns:
-            (*batch, *normalized_shape), in the input's dtype.
+            (*batch, *normalized_shape), in the input's dtype, channels last where the input is.
         """
         return rms_norm(x, self.normalized_shape, self.weight, self.eps, activation=activation)
