@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from musigma.graph import Graph, record
+
 
 class Calls(nn.Module):
     """A linear layer, and then whatever a function does with the result; `up` is a second layer."""
@@ -27,6 +29,14 @@ class Calls(nn.Module):
 
 def x(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape or (2, 4, 8), generator=torch.Generator().manual_seed(seed))
+
+
+def graph_of(then: Callable[[Any, Tensor], Any], **attributes: Any) -> Graph:
+    return record(Calls(then, **attributes), x())
+
+
+def ops(graph: Graph) -> list[str]:
+    return [node.op for node in graph]
 
 
 class BasicBlock(nn.Module):
