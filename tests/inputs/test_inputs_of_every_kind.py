@@ -1,4 +1,4 @@
-"""Arrays of every layout and type, loaders and iterables: the same statistics, and the right kind of result."""
+"""Arrays of every layout and type, loaders and iterables: one result for all of them, of the right kind."""
 
 from __future__ import annotations
 
