@@ -59,9 +59,10 @@ def _validate_inputs(inputs: Any) -> None:
 def _validate_targets(inputs: Any, targets: Any) -> None:
     if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)) or not (inputs.ndim and targets.ndim):
         return
-    # A sequence model's targets may come flattened, batch · positions; its batch may be the second axis.
+    # A sequence model's targets may come flattened, batch · positions; its batch may be the second axis; and
+    # the inputs of pairs or triplets are several times their targets.
     count = len(targets)
-    if not count or (count % len(inputs) and count not in inputs.shape[1:2]):
+    if not count or (count % len(inputs) and len(inputs) % count and count not in inputs.shape[1:2]):
         raise ValueError(
             f"targets must hold one entry per example (or a multiple, where they are flattened); got "
             f"{count}, shape {tuple(targets.shape)}, for inputs of shape {tuple(inputs.shape)}: take "
