@@ -1,0 +1,113 @@
+// The only source that knows torch: the ops' CPU and autograd kernels, and their entry from Python.
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "../_row_norm/bind.h"
+
+TORCH_LIBRARY_IMPL(musigma, CPU, m) {
+  m.impl("row_norm", musigma::row_norm::forward);
+  m.impl("row_norm_backward", musigma::row_norm::backward);
+}
+
+TORCH_LIBRARY_IMPL(musigma, AutogradCPU, m) {
+  m.impl("row_norm", musigma::row_norm::forward_autograd);
+  m.impl("row_norm_backward", musigma::row_norm::backward_autograd);
+}
+
+namespace {
+
+using musigma::MaybeTensor;
+using at::Tensor;
+
+// The entries take what the ops take, in the same order, and skip the dispatcher's schema parser, which costs more than
+// a small tensor's arithmetic. A call that is not plain (a tensor subclass, a mode that listens) goes to the op itself.
+struct Arguments {
+  PyObject* const* values;
+  Py_ssize_t count;
+  bool plain = true;
+
+  Arguments(PyObject* const* values, Py_ssize_t count, Py_ssize_t expected) : values(values), count(count) {
+    plain = count == expected && !at::impl::torch_function_mode_enabled();
+  }
+  Tensor tensor(int i) {
+    if (!plain || !THPVariable_CheckExact(values[i])) return plain = false, Tensor();
+    return THPVariable_Unpack(values[i]);
+  }
+  MaybeTensor maybe(int i) {
+    if (!plain || values[i] == Py_None) return std::nullopt;
+    return tensor(i);
+  }
+  int64_t integer(int i) {
+    if (!plain || !PyLong_Check(values[i])) return plain = false, 0;
+    return PyLong_AsLongLong(values[i]);
+  }
+  double number(int i) {
+    if (!plain || !(PyFloat_Check(values[i]) || PyLong_Check(values[i]))) return plain = false, 0;
+    return PyFloat_AsDouble(values[i]);
+  }
+  bool flag(int i) {
+    if (!plain || !PyBool_Check(values[i])) return plain = false, false;
+    return values[i] == Py_True;
+  }
+};
+
+PyObject* through_op(const char* name, PyObject* const* values, Py_ssize_t count) {
+  py::object op = py::module_::import("torch").attr("ops").attr("musigma").attr(name).attr("default");
+  return PyObject_Vectorcall(op.ptr(), values, count, nullptr);
+}
+
+template <class... T>
+PyObject* wrap(std::tuple<T...>&& results) {
+  PyObject* tuple = PyTuple_New(sizeof...(T));
+  if (!tuple) throw python_error();
+  Py_ssize_t i = 0;
+  std::apply([&](auto&&... t) { (PyTuple_SET_ITEM(tuple, i++, THPVariable_Wrap(std::move(t))), ...); }, std::move(results));
+  return tuple;
+}
+
+PyObject* row_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 6);
+  const Tensor x = a.tensor(0);
+  const int64_t n_dims = a.integer(1);
+  const MaybeTensor weight = a.maybe(2), bias = a.maybe(3);
+  const double eps = a.number(4);
+  const bool center = a.flag(5);
+  if (!a.plain) return through_op("row_norm", values, count);
+  musigma::row_norm::Result results;
+  {
+    py::gil_scoped_release release;
+    results = musigma::row_norm::forward_op().call(x, n_dims, weight, bias, eps, center);
+  }
+  return wrap(std::move(results));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* enable(PyObject*, PyObject* on) {
+  HANDLE_TH_ERRORS
+  musigma::enabled = on == Py_True;
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* level(PyObject*, PyObject*) { return PyUnicode_FromString(musigma::kernels().level); }
+
+template <class F>
+PyCFunction fast(F f) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(f));
+}
+
+PyMethodDef methods[] = {
+    {"row_norm", fast(row_norm), METH_FASTCALL, "(x, n_dims, weight, bias, eps, center) -> (y, mean, rstd)"},
+    {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
+    {"level", level, METH_NOARGS, "() -> str: the CPU level that was chosen"},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&definition); }

@@ -1,0 +1,49 @@
+"""Loads the compiled kernels if they are there and were built for the torch that runs; else says why not."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+RECORD = Path(__file__).parents[1] / "_build.json"
+"""What setup.py wrote about the build."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """The extension, or why there is none. `broken` is a reason its user should hear of unasked."""
+
+    module: ModuleType | None
+    reason: str
+    broken: bool = False
+
+
+def load() -> Native:
+    """Load the extension beside this package.
+
+    An extension built against another torch may not even load, or load and then read objects whose layout
+    has changed, so its record is read first.
+    """
+    try:
+        record = json.loads(RECORD.read_text())
+    except FileNotFoundError:
+        return Native(None, "no native kernel is built")
+    rebuild = "reinstall musigma with pip install --no-build-isolation"
+    if not record["built"]:
+        return Native(None, f"the kernels could not be built: {record['reason']}", broken=True)
+    if record["torch"] != torch.__version__:
+        return Native(
+            None,
+            f"the kernels were built for torch {record['torch']}, and {torch.__version__} runs; {rebuild}",
+            broken=True,
+        )
+    try:
+        module = importlib.import_module("musigma.ops._C")
+    except ImportError as error:
+        return Native(None, f"the kernels do not load: {error}; {rebuild}", broken=True)
+    return Native(module, f"built for torch {torch.__version__}, runs at level {module.level()}")
