@@ -23,14 +23,14 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 # One object of every kernel source for each; _native/select.cpp chooses at run time.
 LEVELS = {"x86_64": "x86-64", "x86_64_v3": "x86-64-v3", "x86_64_v4": "x86-64-v4"} if X86 else {"baseline": None}
-KERNELS = [*sorted(OPS.glob("*/native.cpp")), OPS / "_native/fold.cpp", OPS / "_native/table.cpp"]
+KERNELS = [*sorted(OPS.glob("*/native.cpp")), *(OPS / f"_native/{name}.cpp" for name in ("channels", "fold", "table"))]
 HEADERS = sorted(OPS.glob("*/*.h"))
 
 COMMON = ["-std=c++20", "-O3", "-fvisibility=hidden", "-g0"]
 # Contraction would decide bits behind the sources' back; errno keeps square roots from being vectorized.
 ARITHMETIC = ["-fno-math-errno", "-ffp-contract=off"]
 # GCC warns of its own AVX-512 header, and of vectors in the ABI that never cross a boundary.
-QUIET = ["-Wno-maybe-uninitialized", "-Wno-psabi"]
+QUIET = ["-Wno-maybe-uninitialized", "-Wno-uninitialized", "-Wno-psabi"]
 
 
 class BuildKernels(build_ext):

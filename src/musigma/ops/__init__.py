@@ -1,6 +1,7 @@
-"""Arithmetic on tensors: four ops that compute, one that updates, each with a readable reference."""
+"""Arithmetic on tensors: five ops that compute, one that updates, each with a readable reference."""
 
 from musigma.ops._affine.op import affine
+from musigma.ops._batch_norm.op import batch_norm
 from musigma.ops._define import OPS, ErrorSample, Op, Sample
 from musigma.ops._group_norm.op import group_norm
 from musigma.ops._kernels import Kernel, kernels, selected, use_kernels
@@ -15,6 +16,7 @@ __all__ = [
     "Op",
     "Sample",
     "affine",
+    "batch_norm",
     "group_norm",
     "kernels",
     "moments",

@@ -39,12 +39,14 @@ def _from_environment() -> Mode:
 _mode: Mode = _from_environment()  # a plain global: torch.compile guards on it, where a ContextVar breaks
 _native: Native = load()
 _tell: bool = _native.broken  # whether the first call has to say that it does not get what was installed
-_NATIVE = frozenset({"row_norm"}) if _native.module is not None else frozenset()
+_WRITTEN = frozenset({"affine", "batch_norm", "moments", "row_norm"})
+_NATIVE = _WRITTEN if _native.module is not None else frozenset[str]()
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 for _name in _NATIVE:
-    ENTRIES[_name] = getattr(_native.module, _name)
+    if hasattr(_native.module, _name):
+        ENTRIES[_name] = getattr(_native.module, _name)
 if _native.module is not None:
     _native.module.enable(_mode == "auto")
 
@@ -122,7 +124,7 @@ def kernels() -> list[Kernel]:
     Example:
         >>> import musigma as ms
         >>> [k.op for k in ms.ops.kernels()]
-        ['affine', 'group_norm', 'moments', 'row_norm']
+        ['affine', 'batch_norm', 'group_norm', 'moments', 'row_norm']
     """
     if _mode == "reference":
         return [Kernel(name, "reference", f"{VARIABLE} asks for it") for name in sorted(OPS)]

@@ -5,17 +5,22 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "../_affine/bind.h"
+#include "../_batch_norm/bind.h"
+#include "../_moments/bind.h"
 #include "../_row_norm/bind.h"
 
-TORCH_LIBRARY_IMPL(musigma, CPU, m) {
-  m.impl("row_norm", musigma::row_norm::forward);
-  m.impl("row_norm_backward", musigma::row_norm::backward);
-}
+#define MUSIGMA_OPS(each) each(row_norm) each(batch_norm) each(moments) each(affine)
 
-TORCH_LIBRARY_IMPL(musigma, AutogradCPU, m) {
-  m.impl("row_norm", musigma::row_norm::forward_autograd);
-  m.impl("row_norm_backward", musigma::row_norm::backward_autograd);
-}
+#define MUSIGMA_CPU(name)                          \
+  m.impl(#name, musigma::name::forward);           \
+  m.impl(#name "_backward", musigma::name::backward);
+TORCH_LIBRARY_IMPL(musigma, CPU, m) { MUSIGMA_OPS(MUSIGMA_CPU) }
+
+#define MUSIGMA_AUTOGRAD(name)                              \
+  m.impl(#name, musigma::name::forward_autograd);           \
+  m.impl(#name "_backward", musigma::name::backward_autograd);
+TORCH_LIBRARY_IMPL(musigma, AutogradCPU, m) { MUSIGMA_OPS(MUSIGMA_AUTOGRAD) }
 
 namespace {
 
@@ -86,6 +91,38 @@ PyObject* row_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* batch_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 4);
+  const Tensor x = a.tensor(0);
+  const MaybeTensor weight = a.maybe(1), bias = a.maybe(2);
+  const double eps = a.number(3);
+  if (!a.plain) return through_op("batch_norm", values, count);
+  musigma::batch_norm::Result results;
+  {
+    py::gil_scoped_release release;
+    results = musigma::batch_norm::forward_op().call(x, weight, bias, eps);
+  }
+  return wrap(std::move(results));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* affine(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 6);
+  const Tensor x = a.tensor(0), mean = a.tensor(1), var = a.tensor(2);
+  const MaybeTensor weight = a.maybe(3), bias = a.maybe(4);
+  const double eps = a.number(5);
+  if (!a.plain) return through_op("affine", values, count);
+  Tensor y;
+  {
+    py::gil_scoped_release release;
+    y = musigma::affine::forward_op().call(x, mean, var, weight, bias, eps);
+  }
+  return THPVariable_Wrap(std::move(y));
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* enable(PyObject*, PyObject* on) {
   HANDLE_TH_ERRORS
   musigma::enabled = on == Py_True;
@@ -102,6 +139,8 @@ PyCFunction fast(F f) {
 
 PyMethodDef methods[] = {
     {"row_norm", fast(row_norm), METH_FASTCALL, "(x, n_dims, weight, bias, eps, center) -> (y, mean, rstd)"},
+    {"batch_norm", fast(batch_norm), METH_FASTCALL, "(x, weight, bias, eps) -> (y, mean, m2)"},
+    {"affine", fast(affine), METH_FASTCALL, "(x, mean, var, weight, bias, eps) -> y"},
     {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
     {"level", level, METH_NOARGS, "() -> str: the CPU level that was chosen"},
     {nullptr, nullptr, 0, nullptr},

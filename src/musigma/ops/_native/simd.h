@@ -154,6 +154,12 @@ inline Lanes<A> keep(Lanes<A> v, First part) {
 
 template <int N>
 inline VectorOf<float, N> from_bfloat16(VectorOf<uint16_t, N> v) {
+  // GCC 12 widens in halves what one instruction does.
+#if defined(__AVX512F__)
+  if constexpr (N == 16) return bits<VectorOf<float, N>>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits<__m256i>(v)), 16));
+#elif defined(__AVX2__)
+  if constexpr (N == 8) return bits<VectorOf<float, N>>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits<__m128i>(v)), 16));
+#endif
   return bits<VectorOf<float, N>>(__builtin_convertvector(v, VectorOf<uint32_t, N>) << 16);
 }
 
@@ -163,7 +169,11 @@ inline VectorOf<uint16_t, N> to_bfloat16(VectorOf<float, N> v) {
   U u = bits<U>(v);
   U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;  // to nearest, ties to even
   U quiet = (u >> 16) | 0x40u;                          // a NaN stays one
-  return __builtin_convertvector((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded, VectorOf<uint16_t, N>);
+  const U result = (u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
+#if defined(__AVX512F__)
+  if constexpr (N == 16) return bits<VectorOf<uint16_t, N>>(_mm512_cvtepi32_epi16(bits<__m512i>(result)));
+#endif
+  return __builtin_convertvector(result, VectorOf<uint16_t, N>);
 }
 
 template <int N>
