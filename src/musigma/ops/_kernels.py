@@ -39,7 +39,7 @@ def _from_environment() -> Mode:
 _mode: Mode = _from_environment()  # a plain global: torch.compile guards on it, where a ContextVar breaks
 _native: Native = load()
 _tell: bool = _native.broken  # whether the first call has to say that it does not get what was installed
-_WRITTEN = frozenset({"affine", "batch_norm", "moments", "row_norm"})
+_WRITTEN = frozenset({"affine", "batch_norm", "group_norm", "moments", "row_norm"})
 _NATIVE = _WRITTEN if _native.module is not None else frozenset[str]()
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _PLAIN = (Tensor, torch.nn.Parameter)

@@ -7,20 +7,28 @@
 
 #include "../_affine/bind.h"
 #include "../_batch_norm/bind.h"
+#include "../_group_norm/bind.h"
 #include "../_moments/bind.h"
 #include "../_row_norm/bind.h"
+#include "../_running/bind.h"
 
-#define MUSIGMA_OPS(each) each(row_norm) each(batch_norm) each(moments) each(affine)
+#define MUSIGMA_OPS(each) each(row_norm) each(group_norm) each(batch_norm) each(moments) each(affine)
 
 #define MUSIGMA_CPU(name)                          \
   m.impl(#name, musigma::name::forward);           \
   m.impl(#name "_backward", musigma::name::backward);
-TORCH_LIBRARY_IMPL(musigma, CPU, m) { MUSIGMA_OPS(MUSIGMA_CPU) }
+TORCH_LIBRARY_IMPL(musigma, CPU, m) {
+  MUSIGMA_OPS(MUSIGMA_CPU)
+  m.impl("running_update_", musigma::running::update);
+}
 
 #define MUSIGMA_AUTOGRAD(name)                              \
   m.impl(#name, musigma::name::forward_autograd);           \
   m.impl(#name "_backward", musigma::name::backward_autograd);
-TORCH_LIBRARY_IMPL(musigma, AutogradCPU, m) { MUSIGMA_OPS(MUSIGMA_AUTOGRAD) }
+TORCH_LIBRARY_IMPL(musigma, AutogradCPU, m) {
+  MUSIGMA_OPS(MUSIGMA_AUTOGRAD)
+  m.impl("running_update_", torch::CppFunction::makeFallthrough());
+}
 
 namespace {
 
@@ -91,6 +99,23 @@ PyObject* row_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* group_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 5);
+  const Tensor x = a.tensor(0);
+  const int64_t groups = a.integer(1);
+  const MaybeTensor weight = a.maybe(2), bias = a.maybe(3);
+  const double eps = a.number(4);
+  if (!a.plain) return through_op("group_norm", values, count);
+  musigma::group_norm::Result results;
+  {
+    py::gil_scoped_release release;
+    results = musigma::group_norm::forward_op().call(x, groups, weight, bias, eps);
+  }
+  return wrap(std::move(results));
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* batch_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   Arguments a(values, count, 4);
@@ -139,6 +164,7 @@ PyCFunction fast(F f) {
 
 PyMethodDef methods[] = {
     {"row_norm", fast(row_norm), METH_FASTCALL, "(x, n_dims, weight, bias, eps, center) -> (y, mean, rstd)"},
+    {"group_norm", fast(group_norm), METH_FASTCALL, "(x, groups, weight, bias, eps) -> (y, mean, m2)"},
     {"batch_norm", fast(batch_norm), METH_FASTCALL, "(x, weight, bias, eps) -> (y, mean, m2)"},
     {"affine", fast(affine), METH_FASTCALL, "(x, mean, var, weight, bias, eps) -> y"},
     {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
