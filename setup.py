@@ -1,7 +1,7 @@
 """Builds the native kernels where there is a C++ compiler; without one the install goes on without them.
 
-Everything else about the package stands in pyproject.toml. The extension is built against the torch it will run
-with, so torch must be importable here: install with ``pip install --no-build-isolation``.
+Everything else about the package stands in pyproject.toml. The extension is built against the torch that it
+will run with, so torch must be importable here: install with ``pip install --no-build-isolation``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ RECORD = "_build.json"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 # One object of every kernel source for each; _native/select.cpp chooses at run time.
-LEVELS = {"x86_64": "x86-64", "x86_64_v3": "x86-64-v3", "x86_64_v4": "x86-64-v4"} if X86 else {"baseline": None}
-KERNELS = [*sorted(OPS.glob("*/native.cpp")), *(OPS / f"_native/{name}.cpp" for name in ("channels", "fold", "table"))]
+LEVELS = (
+    {"x86_64": "x86-64", "x86_64_v3": "x86-64-v3", "x86_64_v4": "x86-64-v4"} if X86 else {"baseline": None}
+)
+KERNELS = [
+    *sorted(OPS.glob("*/native.cpp")),
+    *(OPS / f"_native/{name}.cpp" for name in ("channels", "fold", "table")),
+]
 HEADERS = sorted(OPS.glob("*/*.h"))
 
 COMMON = ["-std=c++20", "-O3", "-fvisibility=hidden", "-g0"]
@@ -71,12 +76,19 @@ class BuildKernels(build_ext):
 
         like_torch = CppExtension(ext.name, [])
         include = [str(path) for path in like_torch.include_dirs]
-        jobs = [(source, level, [f"-march={march}"] if march else []) for source in KERNELS for level, march in LEVELS.items()]
+        jobs = [
+            (source, level, [f"-march={march}"] if march else [])
+            for source in KERNELS
+            for level, march in LEVELS.items()
+        ]
         units = [
             # The binding takes longest and goes first.
             (OPS / "_native/bind.cpp", "bind", [*COMMON, "-fopenmp", "-fno-strict-aliasing"], include),
             (OPS / "_native/select.cpp", "select", COMMON + (["-DMUSIGMA_X86"] if X86 else []), []),
-            *((s, level, [*COMMON, *ARITHMETIC, *QUIET, *march, f"-DMUSIGMA_LEVEL={level}"], []) for s, level, march in jobs),
+            *(
+                (s, level, [*COMMON, *ARITHMETIC, *QUIET, *march, f"-DMUSIGMA_LEVEL={level}"], [])
+                for s, level, march in jobs
+            ),
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(lambda unit: self._compile(*unit), units))
@@ -95,7 +107,10 @@ class BuildKernels(build_ext):
         if not self.force and done.exists() and done.stat().st_mtime > newest:
             return str(done)
         (compiled,) = self.compiler.compile(
-            [str(source)], output_dir=str(folder), include_dirs=[*include, *self.include_dirs], extra_postargs=flags
+            [str(source)],
+            output_dir=str(folder),
+            include_dirs=[*include, *self.include_dirs],
+            extra_postargs=flags,
         )
         return compiled
 

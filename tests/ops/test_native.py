@@ -1,4 +1,4 @@
-"""The native kernels against the references: every size, layout, dtype and option, to the promised accuracy and bits."""
+"""The native kernels against the references: sizes, layouts, dtypes and options, to the promised accuracy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @dataclass(frozen=True)
 class Norm:
-    """One way to normalize: the op, its arguments besides x, weight, bias and eps, and the parameters' shape."""
+    """One way to normalize: the op, and its arguments besides x, weight, bias and eps."""
 
     op: str
     extra: tuple[Any, ...] = ()
@@ -53,18 +53,22 @@ class Norm:
         return x.transpose(0, 1).reshape(x.shape[1], -1)
 
 
-def draw(shape: tuple[int, ...], seed: int, dtype: torch.dtype, mean: float = 0.0, scale: float = 1.0) -> Tensor:
+def draw(
+    shape: tuple[int, ...], seed: int, dtype: torch.dtype, mean: float = 0.0, scale: float = 1.0
+) -> Tensor:
     g = torch.Generator().manual_seed(seed)
     return ((torch.randn(shape, generator=g, dtype=torch.float64) + mean) * scale).to(dtype)
 
 
 def units(dtype: torch.dtype) -> float:
-    """One unit in the last place of 1. For float64 the reference has no digits to spare: its own 4 come on top."""
+    """One unit in the last place of 1. In float64 the reference is as far off itself: its own 4 come on top."""
     return torch.finfo(dtype).eps * (2 if dtype == torch.float64 else 1)
 
 
-def assert_promised(norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> None:
-    """y and every gradient within 4 units in the last place, as the README promises them, of the float64 reference."""
+def assert_promised(
+    norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
+) -> None:
+    """y and every gradient within 4 units in the last place of the float64 reference, by the promised scales."""
     leaves = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
     exact = [None if t is None else t.detach().double().requires_grad_() for t in (x, weight, bias)]
     y = norm(*leaves, eps)
@@ -84,7 +88,9 @@ def assert_promised(norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor |
     assert got[0].dtype == x.dtype
     assert (got[0].double() - wanted[0]).abs().max() <= 4 * unit * spread.rsqrt().max() * g.abs().max()
     if weight is not None:
-        normalized = (want.detach() - (0 if bias is None else _against(bias, want, norm))) / _against(weight, want, norm)
+        normalized = (want.detach() - (0 if bias is None else _against(bias, want, norm))) / _against(
+            weight, want, norm
+        )
         assert_sum(got[1], wanted[1], dy.double() * normalized, norm)
     if bias is not None:
         assert_sum(got[-1], wanted[-1], dy.double(), norm)
@@ -97,10 +103,7 @@ def _against(parameter: Tensor, x: Tensor, norm: Norm) -> Tensor:
 
 def assert_sum(got: Tensor, want: Tensor, terms: Tensor, norm: Norm) -> None:
     """A sum over rows within 4 units of max(√rows · rms of its terms, |result|)."""
-    if norm.op == "row_norm":
-        terms = terms.reshape(-1, *want.shape)
-    else:
-        terms = terms.transpose(0, 1).flatten(1).T
+    terms = terms.reshape(-1, *want.shape) if norm.op == "row_norm" else terms.transpose(0, 1).flatten(1).T
     scale = torch.maximum(terms.square().sum(0).sqrt(), want.abs())
     unit = units(got.dtype)
     # an element whose terms happen to be tiny is held to the typical one
@@ -154,7 +157,9 @@ def test_channels_and_positions_of_every_number(op: str, size: int, dtype: torch
 
 
 @pytest.mark.parametrize("op", ["batch_norm", "group_norm"])
-@pytest.mark.parametrize("shape", [(2, 6, 3, 5, 7), (3, 33, 5, 5), (4, 6, 90, 100), (70, 4, 1, 1), (1, 12, 40, 40)])
+@pytest.mark.parametrize(
+    "shape", [(2, 6, 3, 5, 7), (3, 33, 5, 5), (4, 6, 90, 100), (70, 4, 1, 1), (1, 12, 40, 40)]
+)
 def test_both_memory_formats(op: str, shape: tuple[int, ...]) -> None:
     norm = Norm(op) if op == "batch_norm" else Norm(op, (2 if shape[1] % 2 == 0 else 3,))
     x = draw(shape, 0, torch.float32, mean=5.0)
@@ -272,7 +277,9 @@ def test_a_row_does_not_depend_on_its_batch(op: str, dtype: torch.dtype) -> None
     ],
 )
 def test_same_bits_for_any_number_of_threads(norm: Norm, shape: tuple[int, ...]) -> None:
-    formats = (torch.contiguous_format, torch.channels_last) if len(shape) == 4 else (torch.contiguous_format,)
+    formats = (
+        (torch.contiguous_format, torch.channels_last) if len(shape) == 4 else (torch.contiguous_format,)
+    )
     for memory_format in formats:
         x = draw(shape, 0, torch.float32, mean=1.0).to(memory_format=memory_format)
         weight, bias = weights(norm, x, "both")

@@ -50,6 +50,7 @@ for _name in _NATIVE:
 if _native.module is not None:
     _native.module.enable(_mode == "auto")
 
+
 @contextlib.contextmanager
 def use_kernels(mode: Mode) -> Iterator[None]:
     """Choose what runs inside this block: ``"auto"``, ``"off"`` or ``"reference"``.
@@ -115,7 +116,9 @@ def _tell_once() -> None:
     if torch.compiler.is_compiling():
         return
     _tell = False
-    warnings.warn(f"torch's own kernels run instead of musigma's: {_native.reason}", MusigmaWarning, stacklevel=4)
+    warnings.warn(
+        f"torch's own kernels run instead of musigma's: {_native.reason}", MusigmaWarning, stacklevel=4
+    )
 
 
 def kernels() -> list[Kernel]:

@@ -35,7 +35,7 @@ def _standardized(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor
     """x̂ in x's shape, and each channel's rstd, mean and M2, shaped against x, in the accumulator type."""
     values = x.to(accumulator(x))
     dims = all_but_channels(x)
-    # a value of each channel, near the mean: subtracting it first is exact, and cancels out of every derivative
+    # A value of each channel, near its mean: subtracting it first is exact, and cancels out of derivatives.
     pivot = values[tuple(slice(0, 1) if d in dims else slice(None) for d in range(x.dim()))].detach()
     if not x.numel():
         pivot = values.new_zeros([1 if d in dims else x.shape[1] for d in range(x.dim())])

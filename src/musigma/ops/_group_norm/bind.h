@@ -116,11 +116,11 @@ struct Workspace {
     else
       ((float*)coefficients.data())[k * s.channels + c] = (float)v;
   }
-  void center(int64_t c, const double* means, bool wide) {
-    const int64_t g = c / s.width();
-    if (s.type == DType::kFloat64) return set(0, c, group_pivot[g], true), set(1, c, group_offset[g], true);
-    const double first = wide ? means[g] : (double)(float)means[g];
-    set(0, c, first, wide), set(1, c, means[g] - first, wide);
+  // The center of a group, for all of its channels.
+  void center(int64_t g, const double* means, bool wide) {
+    double first = wide ? means[g] : (double)(float)means[g], second = means[g] - first;
+    if (s.type == DType::kFloat64) first = group_pivot[g], second = group_offset[g];
+    for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++) set(0, c, first, wide), set(1, c, second, wide);
   }
   const void* array(int k, bool wide) const {
     return (const char*)coefficients.data() + k * s.channels * (wide ? 8 : 4);
@@ -155,10 +155,11 @@ inline Result forward(
   for_examples(s, [&](Workspace& work, int64_t n) {
     work.statistics(from + n * s.bytes, means + n * groups, m2s + n * groups);
     const bool wide = work.wide(m2s + n * groups, eps);
-    for (int64_t c = 0; c < s.channels; c++) {
-      work.center(c, means + n * groups, wide);
-      work.set(2, c, w[c] / std::sqrt(m2s[n * groups + c / s.width()] / s.count() + eps), wide);
-      work.set(3, c, b[c], wide);
+    for (int64_t g = 0; g < groups; g++) {
+      const double rstd = 1.0 / std::sqrt(m2s[n * groups + g] / s.count() + eps);
+      work.center(g, means + n * groups, wide);
+      for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++)
+        work.set(2, c, w[c] * rstd, wide), work.set(3, c, b[c], wide);
     }
     const ChannelAffine a{s.elements(), from + n * s.bytes, to + n * s.bytes, work.get(wide)};
     const int64_t all = lines(a.layout);
@@ -190,7 +191,11 @@ inline Result backward(
     if (type == DType::kFloat64) work.statistics(from + n * s.bytes, again.data(), again.data() + groups);
     const bool wide = work.wide(m2s, eps);
     const auto rstd = [&](int64_t g) { return 1.0 / std::sqrt(m2s[g] / s.count() + eps); };
-    for (int64_t c = 0; c < s.channels; c++) work.center(c, means, wide), work.set(2, c, rstd(c / s.width()), wide);
+    for (int64_t g = 0; g < groups; g++) {
+      work.center(g, means, wide);
+      const double r = rstd(g);
+      for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++) work.set(2, c, r, wide);
+    }
     const Channels l = s.elements();
     const Parts p = parts_of(l);
     double* sum = sums.mutable_data_ptr<double>() + n * 2 * s.channels;  // of dy, then of dy·x̂

@@ -145,6 +145,15 @@ void gradient_along(const ChannelGradient& a, int64_t begin, int64_t end) {
 
 // ---- across channels -----------------------------------------------------------------------------------------
 
+template <int N>
+inline int64_t count_of(All) {
+  return N;
+}
+template <int N>
+inline int64_t count_of(First part) {
+  return part.n;
+}
+
 // G vectors of channels, from channel j on, over the rows of a part: in registers from the first row to the last. Runs of
 // 16 rows are added first, as in sums.h.
 template <class A, int G, class T, class P>
@@ -161,14 +170,17 @@ bool columns_moments(const T* x, int64_t rows, int64_t stride, P part, const dou
       for (int g = 0; g < G; g++) acc[g] += load<A>(x + r * stride + g * W, part) - pivot[g];
     for (int g = 0; g < G; g++) total[g] += acc[g];
   }
+  // Through arrays, in loops that the compiler turns into vectors of doubles.
   double centers[G * W];
-  for (int g = 0; g < G; g++)
-    for (int64_t l = 0; l < W; l++) {
-      const double offset = (double)total[g][l] / (double)rows, center = (double)pivot[g][l] + offset;
-      centers[g * W + l] = from ? offset : center;
-      first[g][l] = sizeof(A) == 8 ? pivot[g][l] : (A)center;
-      second[g][l] = sizeof(A) == 8 ? (A)offset : (A)(center - (double)(A)center);
-    }
+  A from_pivot[G * W], sums[G * W], firsts[G * W], seconds[G * W];
+  for (int g = 0; g < G; g++) write(from_pivot + g * W, pivot[g]), write(sums + g * W, total[g]);
+  for (int64_t l = 0; l < G * W; l++) {
+    const double offset = (double)sums[l] / (double)rows, center = (double)from_pivot[l] + offset;
+    centers[l] = from ? offset : center;
+    firsts[l] = sizeof(A) == 8 ? from_pivot[l] : (A)center;
+    seconds[l] = sizeof(A) == 8 ? (A)offset : (A)(center - (double)(A)center);
+  }
+  for (int g = 0; g < G; g++) first[g] = read<Lanes<A>>(firsts + g * W), second[g] = read<Lanes<A>>(seconds + g * W);
   for (int64_t run = 0; run < rows; run += 16) {
     const int64_t stop = run + 16 < rows ? run + 16 : rows;
     Lanes<A> acc[G] = {};
@@ -179,16 +191,16 @@ bool columns_moments(const T* x, int64_t rows, int64_t stride, P part, const dou
       }
     for (int g = 0; g < G; g++) squares[g] += acc[g];
   }
-  const int64_t n = [&] {
-    if constexpr (sizeof(part) == sizeof(First)) return part.n; else return G * W;
-  }();
-  bool fine = true;
+  for (int g = 0; g < G; g++) write(sums + g * W, squares[g]);
+  const int64_t n = count_of<G * W>(part);
+  int64_t fine = 0;
   for (int64_t l = 0; l < n; l++) {
     mean[l] = centers[l];
-    m2[l] = squares[l / W][l % W];
-    fine = fine && in_range(m2[l] / (double)rows);
+    m2[l] = sums[l];
+    const double square = (double)sums[l] / (double)rows;
+    fine += (square >= 0x1p-100) & (square <= 0x1p100);
   }
-  return sizeof(A) == 8 || fine;
+  return sizeof(A) == 8 || fine == n;
 }
 
 // body(j, G, All or First) over all channels, widest groups first.
@@ -252,26 +264,37 @@ void sums_across(const ChannelSums& a, int64_t begin, int64_t end) {
           if (x) t1[g] = madd<A>(a1[g], s[g], t1[g]);
         }
       }
-      for (int g = 0; g < G; g++)
-        for (int64_t l = 0; l < W && j + g * W + l < C; l++) {
-          out[j + g * W + l] = t0[g][l];
-          out[C + j + g * W + l] = t1[g][l];
-        }
+      A sum0[G * W], sum1[G * W];
+      for (int g = 0; g < G; g++) write(sum0 + g * W, t0[g]), write(sum1 + g * W, t1[g]);
+      for (int64_t l = 0; l < count_of<G * W>(part); l++) out[j + l] = sum0[l], out[C + j + l] = sum1[l];
     });
   }
 }
 
+// Elementwise work runs over blocks of rows, a few vectors of channels at a time, so that their coefficients stay in
+// registers while the block stays in the first cache.
+constexpr int64_t kRows = 16;
+
 template <class A, class T>
 void affine_across(const ChannelAffine& a, int64_t begin, int64_t end) {
   const int64_t C = a.layout.channels;
-  const A *first = (const A*)a.at.first, *second = (const A*)a.at.second;
-  const A *scale = (const A*)a.at.scale, *shift = (const A*)a.at.shift;
-  for (int64_t r = begin; r < end; r++) {
-    const T* x = (const T*)a.x + r * C;
-    T* y = (T*)a.y + r * C;
-    sweep<A>(C, [&](int64_t i, auto part) {
-      const Lanes<A> v = (load<A>(x + i, part) - load<A>(first + i, part)) - load<A>(second + i, part);
-      store<A>(y + i, madd<A>(v, load<A>(scale + i, part), load<A>(shift + i, part)), part);
+  constexpr int64_t W = kLanes<A>;
+  for (int64_t row = begin; row < end; row += kRows) {
+    const int64_t stop = row + kRows < end ? row + kRows : end;
+    across<A>(C, [&]<int G>(int64_t j, auto part) {
+      Lanes<A> first[G], second[G], scale[G], shift[G];
+      for (int g = 0; g < G; g++) {
+        first[g] = load<A>((const A*)a.at.first + j + g * W, part);
+        second[g] = load<A>((const A*)a.at.second + j + g * W, part);
+        scale[g] = load<A>((const A*)a.at.scale + j + g * W, part);
+        shift[g] = load<A>((const A*)a.at.shift + j + g * W, part);
+      }
+      for (int64_t r = row; r < stop; r++)
+        for (int g = 0; g < G; g++) {
+          const int64_t i = r * C + j + g * W;
+          const Lanes<A> v = (load<A>((const T*)a.x + i, part) - first[g]) - second[g];
+          store<A>((T*)a.y + i, madd<A>(v, scale[g], shift[g]), part);
+        }
     });
   }
 }
@@ -279,21 +302,31 @@ void affine_across(const ChannelAffine& a, int64_t begin, int64_t end) {
 template <class A, class T>
 void gradient_across(const ChannelGradient& a, int64_t begin, int64_t end) {
   const int64_t C = a.layout.channels;
-  const A *first = (const A*)a.at.first, *second = (const A*)a.at.second, *slope = (const A*)a.slope;
-  const A *scale = (const A*)a.at.scale, *shift = (const A*)a.at.shift;
-  for (int64_t r = begin; r < end; r++) {
-    const T *dy = (const T*)a.dy + r * C, *x = (const T*)a.x + r * C;
-    T* dx = (T*)a.dx + r * C;
-    if (!slope) {
-      sweep<A>(C, [&](int64_t i, auto part) {
-        store<A>(dx + i, load<A>(dy + i, part) * load<A>(scale + i, part), part);
-      });
-      continue;
-    }
-    sweep<A>(C, [&](int64_t i, auto part) {
-      const Lanes<A> d = (load<A>(x + i, part) - load<A>(first + i, part)) - load<A>(second + i, part);
-      const Lanes<A> v = madd<A>(d, load<A>(slope + i, part), load<A>(shift + i, part));
-      store<A>(dx + i, madd<A>(load<A>(dy + i, part), load<A>(scale + i, part), v), part);
+  constexpr int64_t W = kLanes<A>;
+  const bool with_x = a.slope != nullptr;
+  for (int64_t row = begin; row < end; row += kRows) {
+    const int64_t stop = row + kRows < end ? row + kRows : end;
+    across<A>(C, [&]<int G>(int64_t j, auto part) {
+      Lanes<A> first[G], second[G], scale[G], shift[G], slope[G];
+      for (int g = 0; g < G; g++) {
+        scale[g] = load<A>((const A*)a.at.scale + j + g * W, part);
+        if (!with_x) continue;
+        first[g] = load<A>((const A*)a.at.first + j + g * W, part);
+        second[g] = load<A>((const A*)a.at.second + j + g * W, part);
+        shift[g] = load<A>((const A*)a.at.shift + j + g * W, part);
+        slope[g] = load<A>((const A*)a.slope + j + g * W, part);
+      }
+      for (int64_t r = row; r < stop; r++)
+        for (int g = 0; g < G; g++) {
+          const int64_t i = r * C + j + g * W;
+          const Lanes<A> up = load<A>((const T*)a.dy + i, part);
+          if (with_x) {
+            const Lanes<A> d = (load<A>((const T*)a.x + i, part) - first[g]) - second[g];
+            store<A>((T*)a.dx + i, madd<A>(up, scale[g], madd<A>(d, slope[g], shift[g])), part);
+          } else {
+            store<A>((T*)a.dx + i, up * scale[g], part);
+          }
+        }
     });
   }
 }

@@ -134,7 +134,7 @@ struct Kernels {
 // The best this CPU can run.
 const Kernels& kernels();
 
-constexpr int64_t kPartRows = 64;      // at most so many rows in a part along outer
+constexpr int64_t kPartRows = 64;      // at most so many rows in a part along outer, twice as many of single values
 constexpr int64_t kPartValues = 8192;  // and so many values along inner, which stay in the first cache
 
 static inline Parts parts_of(const Channels& layout) {
@@ -144,6 +144,7 @@ static inline Parts parts_of(const Channels& layout) {
   // Short rows share a part, or the end of a sum would cost more than the sum.
   p.rows = 2048 / layout.inner;
   p.rows = p.rows < 1 ? 1 : p.rows > kPartRows ? kPartRows : p.rows;
+  if (layout.inner == 1) p.rows = 2 * kPartRows;
   p.outer = (layout.outer + p.rows - 1) / p.rows;
   return p;
 }
