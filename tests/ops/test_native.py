@@ -61,14 +61,14 @@ def draw(
 
 
 def units(dtype: torch.dtype) -> float:
-    """One unit in the last place of 1. In float64 the reference is as far off itself: its own 4 come on top."""
+    """One unit in the last place of 1. In float64 the reference is as far off: its 4 come on top."""
     return torch.finfo(dtype).eps * (2 if dtype == torch.float64 else 1)
 
 
 def assert_promised(
     norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
 ) -> None:
-    """y and every gradient within 4 units in the last place of the float64 reference, by the promised scales."""
+    """y and every gradient within 4 units in the last place of the float64 reference."""
     leaves = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
     exact = [None if t is None else t.detach().double().requires_grad_() for t in (x, weight, bias)]
     y = norm(*leaves, eps)
