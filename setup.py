@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,8 +69,9 @@ class BuildKernels(build_ext):
         (ext,) = self.extensions
         built = Path(self.build_lib) / OPS.relative_to("src")
         self.copy_file(str(built / RECORD), str(OPS / RECORD))
-        if not Path(self.get_ext_fullpath(ext.name)).exists():
-            (OPS / Path(self.get_ext_filename(ext.name)).name).unlink(missing_ok=True)
+        name = Path(self.get_ext_filename(ext.name)).name
+        if not (built / name).exists():
+            (OPS / name).unlink(missing_ok=True)
 
     def _build(self, ext: Extension) -> None:
         from torch.utils.cpp_extension import CppExtension
@@ -106,12 +108,20 @@ class BuildKernels(build_ext):
         newest = max(path.stat().st_mtime for path in (source, *HEADERS, Path("setup.py")))
         if not self.force and done.exists() and done.stat().st_mtime > newest:
             return str(done)
-        (compiled,) = self.compiler.compile(
-            [str(source)],
-            output_dir=str(folder),
-            include_dirs=[*include, *self.include_dirs],
-            extra_postargs=flags,
-        )
+        try:
+            (compiled,) = self.compiler.compile(
+                [str(source)],
+                output_dir=str(folder),
+                include_dirs=[*include, *self.include_dirs],
+                extra_postargs=flags,
+            )
+        except Exception as error:
+            # distutils' own message is the whole command; what the compiler said is in the log
+            if shutil.which(self.compiler.compiler_cxx[0]) is None:
+                raise RuntimeError(f"no C++ compiler ({self.compiler.compiler_cxx[0]}) was found") from error
+            raise RuntimeError(
+                f"the C++ compiler failed on {source} for {unit}; pip install -v shows what it said"
+            ) from error
         return compiled
 
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <vector>
 
 #include "tensors.h"
 
@@ -67,26 +68,33 @@ inline Statistics statistics(const Image& x, bool wide = false) {
 }
 
 // A parameter's values as doubles, whatever its type.
-struct Values {
-  Tensor held;
-  const void* data = nullptr;
-  at::ScalarType type = at::kDouble;
-  double otherwise;
-  Values(const MaybeTensor& p, double otherwise) : otherwise(otherwise) {
+class Values {
+ public:
+  Values(const MaybeTensor& p, double otherwise) : otherwise_(otherwise) {
     if (!p) return;
-    held = p->contiguous();
-    data = held.const_data_ptr();
-    type = held.scalar_type();
-  }
-  double operator[](int64_t c) const {
-    if (!data) return otherwise;
-    switch (type) {
-      case at::kFloat: return ((const float*)data)[c];
-      case at::kBFloat16: return ((const c10::BFloat16*)data)[c];
-      case at::kHalf: return ((const c10::Half*)data)[c];
-      default: return ((const double*)data)[c];
+    held_ = p->contiguous();
+    switch (held_.scalar_type()) {
+      case at::kFloat: copy<float>(); break;
+      case at::kBFloat16: copy<c10::BFloat16>(); break;
+      case at::kHalf: copy<c10::Half>(); break;
+      default: data_ = held_.const_data_ptr<double>();
     }
   }
+  Values(const Values&) = delete;
+  double operator[](int64_t c) const { return data_ ? data_[c] : otherwise_; }
+
+ private:
+  template <class T>
+  void copy() {
+    const T* from = held_.const_data_ptr<T>();
+    copied_.assign(from, from + held_.numel());
+    data_ = copied_.data();
+  }
+
+  Tensor held_;
+  std::vector<double> copied_;
+  const double* data_ = nullptr;
+  double otherwise_;
 };
 
 inline bool readable(const MaybeTensor& p) {

@@ -36,8 +36,23 @@ struct Parameter {
   const void* data = nullptr;
   Parameter(const MaybeTensor& p, at::ScalarType type) {
     if (!p) return;
-    held = p->scalar_type() == type ? p->contiguous() : p->to(type).contiguous();
+    held = p->contiguous();
+    if (type == at::kFloat && held.scalar_type() == at::kBFloat16)
+      widen<c10::BFloat16>();
+    else if (type == at::kFloat && held.scalar_type() == at::kHalf)
+      widen<c10::Half>();
+    else if (held.scalar_type() != type)
+      held = held.to(type);
     data = held.const_data_ptr();
+  }
+
+ private:
+  // A loop, where the dispatcher would take longer than a short vector.
+  template <class T>
+  void widen() {
+    Tensor wide = at::empty(held.sizes(), held.options().dtype(at::kFloat));
+    std::copy_n(held.const_data_ptr<T>(), held.numel(), wide.mutable_data_ptr<float>());
+    held = std::move(wide);
   }
 };
 
