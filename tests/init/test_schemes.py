@@ -55,7 +55,7 @@ def strided(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def test_samples_follow_the_declared_law(scheme: Scheme, sample: Sample, dtype: torch.dtype) -> None:
     law = scheme.law(sample.shape, fans=sample.options.get("fans"), options=sample.options)
     entries = math.prod(sample.shape)
-    repeats = max(1, math.ceil(20_000 / entries)) if scheme in RANDOM else 1
+    repeats = min(40, math.ceil(12_000 / entries)) if scheme in RANDOM else 1
     fills = [draw(scheme, sample, contiguous(sample.shape, dtype), seed) for seed in range(repeats)]
     w = torch.stack(fills).double()
     m, n = moments(w, None), w.numel()
@@ -89,25 +89,25 @@ def test_bad_input_is_refused_and_changes_nothing(scheme: Scheme, sample: Sample
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("layout", [transposed, strided])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("scheme", "sample"), GOOD, ids=label)
 def test_values_depend_on_neither_layout_nor_dtype(
-    scheme: Scheme, sample: Sample, dtype: torch.dtype, layout: object
+    scheme: Scheme, sample: Sample, dtype: torch.dtype
 ) -> None:
-    expected = draw(scheme, sample, contiguous(sample.shape, torch.float32)).to(dtype)
-    w = draw(scheme, sample, layout(sample.shape, dtype))  # type: ignore[operator]
-    if scheme.name in ("truncated_normal", "variance_scaling") and dtype.itemsize == 2:
-        # What would round on or past a bound is rounded inwards, one step off.
-        off = w != expected
-        assert off.double().mean() < 0.01
-        assert torch.equal(torch.where(off, expected, w), expected)
-        assert (w[off].abs() < expected[off].abs()).all() or "low" in sample.options
-    elif dtype is torch.float64:
+    plain = draw(scheme, sample, contiguous(sample.shape, dtype))
+    for layout in (transposed, strided):
+        assert torch.equal(draw(scheme, sample, layout(sample.shape, dtype)), plain)
+    single = draw(scheme, sample, contiguous(sample.shape, torch.float32))
+    if dtype is torch.float64:
         # Whatever is computed in float64 keeps its digits.
-        assert torch.equal(w.float(), expected.float())
+        assert torch.equal(plain.float(), single)
+    elif scheme.name in ("truncated_normal", "variance_scaling"):
+        # What would round on or past a bound is rounded inwards, one step off.
+        off = plain != single.to(dtype)
+        assert off.double().mean() < 0.01
+        assert torch.equal(torch.nextafter(plain, single.to(dtype))[off], single.to(dtype)[off])
     else:
-        assert torch.equal(w, expected)
+        assert torch.equal(plain, single.to(dtype))
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (0,), (0, 3, 3), (3, 0, 1, 1)], ids=str)

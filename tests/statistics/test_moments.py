@@ -115,6 +115,11 @@ def test_dims_follow_torch(dim: int | tuple[int, ...] | None, keepdim: bool) -> 
     torch.testing.assert_close(m.var(), var)
 
 
+def test_a_single_number_is_a_set_of_one() -> None:
+    m = ms.moments(torch.tensor(3.5))
+    assert (m.count, m.mean, m.m2) == (1, 3.5, 0)
+
+
 def test_weights_equal_repetition_and_weight_zero_equals_dropping() -> None:
     x = torch.tensor([[1.0, 5.0], [2.0, 7.0], [10.0, float("nan")]])
     w = torch.tensor([[2.0], [3.0], [0.0]])

@@ -9,16 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from musigma import graph as _graph
-from musigma.doctor._case import Intent, Loss, OptimizerLike, SchedulerLike
+from musigma.doctor._case import Case, Intent, Loss, OptimizerLike, SchedulerLike
 from musigma.doctor.probes import _calls
+from musigma.doctor.probes._channels import (
+    CHANNEL_NORMS,
+    ChannelMeasure,
+    measure_channels,
+    training_twin,
+)
+from musigma.doctor.probes._coupling import Coupling, measure_coupling
 from musigma.doctor.probes._data import InputMeasure, measure_data
 from musigma.doctor.probes._layers import looks_fresh
 from musigma.doctor.probes._losses import Chance, chance_of
 from musigma.doctor.probes._modes import ModesCompared, compare_modes
+from musigma.doctor.probes._pass import Pass, take_pass
 from musigma.doctor.probes._stacks import Stack, find_stacks
 from musigma.doctor.probes._step import Step, Stepper, settle
 from musigma.doctor.probes._trace import Trace, take_trace
 from musigma.doctor.probes._weights import WeightMeasure, measure_weights
+from musigma.surgery import CancelledBias, cancelled_biases
 
 __all__ = ["Examination"]
 
@@ -57,11 +66,26 @@ class Examination:
         self.inputs, self.targets, self.loss = inputs, targets, loss
         self.mask, self.independent, self.intent = mask, independent, intent
 
+    @classmethod
+    def of(cls, case: Case) -> "Examination":
+        """The examination of a case."""
+        return cls(
+            case.model,
+            case.inputs,
+            case.targets,
+            loss=case.loss,
+            optimizer=case.optimizer,
+            scheduler=case.scheduler,
+            mask=case.mask,
+            independent=case.independent,
+            intent=case.intent,
+        )
+
     @cached_property
     def failure(self) -> Exception | None:
         """What the model (or the loss) raised on the given batch; None where it ran."""
         try:
-            self._attempt = self._measure(self.model)
+            self._attempt = self._record(self.model)
         except Exception as raised:
             return raised
         return None
@@ -81,25 +105,60 @@ class Examination:
     @cached_property
     def step(self) -> Step:
         """The same after one optimizer step on another copy."""
-        stepper = Stepper(self.model, self.optimizer)
-        moved = stepper.step(self.trace.gradients)
-        return Step(stepper.model, self._measure(stepper.model), moved, stepper.said, 1)
+        return self._first_step()[0]
 
     @cached_property
     def settled(self) -> Step:
         """The same after as many steps as it takes until no sleeping parameter wakes any more."""
+        return settle(*self._first_step())
+
+    def _first_step(self) -> tuple[Step, Stepper]:
         stepper = Stepper(self.model, self.optimizer)
         moved = stepper.step(self.trace.gradients)
-        first = Step(stepper.model, self._measure(stepper.model), moved, stepper.said, 1)
-        return settle(first, stepper, self._measure)
+        return Step(stepper.model, moved, stepper.said, 1, self._look, self._record), stepper
 
-    def _measure(self, model: nn.Module) -> Trace:
+    def _look(self, model: nn.Module) -> Pass:
+        return take_pass(model, self.inputs, self.targets, self.loss, seed=_SEED)
+
+    def _record(self, model: nn.Module) -> Trace:
         return take_trace(model, self.inputs, self.targets, self.loss, seed=_SEED)
 
     @cached_property
     def modes_compared(self) -> ModesCompared | None:
         """The same batch in train and in eval mode; None where there is no floating output."""
-        return compare_modes(self.model, self.inputs)
+        return compare_modes(self.model, self.inputs, self.modes)
+
+    @cached_property
+    def channels(self) -> tuple[ChannelMeasure, ...]:
+        """Every call of a BatchNorm or an InstanceNorm, with what it sees and what it has stored."""
+        if not any(node.op in CHANNEL_NORMS for node in self.graph):
+            return ()
+        return measure_channels(self.model, self.inputs, seed=_SEED)
+
+    @cached_property
+    def channels_in_training(self) -> tuple[ChannelMeasure, ...]:
+        """The same in the mode in which the model trains; empty where it raises there (a batch of one)."""
+        if not self.channels:
+            return ()
+        twin = training_twin(self.model, self.modes)
+        if twin is self.model:
+            return self.channels
+        try:
+            return measure_channels(twin, self.inputs, seed=_SEED)
+        except Exception:
+            return ()
+
+    @cached_property
+    def coupling(self) -> Coupling | None:
+        """Whether one example's output depends on the others; None where that can't be asked."""
+        return measure_coupling(self.model, self.inputs, seed=_SEED)
+
+    @cached_property
+    def cancelled_biases(self) -> tuple[CancelledBias, ...]:
+        """The biases that normalizations subtract again."""
+        if not any(node.op in _graph.kinds.CENTERING_NORMS for node in self.graph):
+            return ()
+        return cancelled_biases(self.model, self.inputs, seed=_SEED)
 
     @cached_property
     def data(self) -> tuple[InputMeasure, ...]:
@@ -126,9 +185,9 @@ class Examination:
         """Whether the weights behave as if drawn independently of the data, as an initialization leaves them.
 
         A trained weight has aligned with what it receives: its output's second moment differs from what
-        independent weights of the same variance would give. Rules about initialization have nothing to say then.
+        independent weights of the same variance would give. Rules about initialization are silent then.
         """
-        return looks_fresh(self.trace.layers)
+        return self.intent not in ("inference", "finetune") and looks_fresh(self.trace.layers)
 
     @cached_property
     def chance(self) -> Chance | None:

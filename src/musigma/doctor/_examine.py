@@ -3,17 +3,18 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
+import torch
 from torch import Tensor, nn
 
 from musigma.doctor import _treatments
-from musigma.doctor._case import Inputs, Intent, Loss, OptimizerLike, SchedulerLike
+from musigma.doctor._case import Case, Inputs, Intent, Loss, OptimizerLike, SchedulerLike
 from musigma.doctor._examination import Examination
 from musigma.doctor._finding import Finding, Report
 from musigma.doctor._measurements import measurements
 from musigma.doctor._rules import Rule, Symptom, select_rules
 from musigma.doctor.probes import _calls
 
-__all__ = ["examine"]
+__all__ = ["examine", "judged"]
 
 
 def examine(
@@ -77,7 +78,7 @@ def examine(
     """
     chosen = select_rules(select, ignore)
     _validate(model, inputs, optimizer, mask, intent)
-    exam = Examination(
+    case = Case(
         model,
         inputs,
         targets,
@@ -87,15 +88,27 @@ def examine(
         mask=mask,
         independent=independent,
         intent=intent,
+        name=name,
     )
+    # Whatever mode the caller is in: gradients are what is measured.
+    with torch.inference_mode(False), torch.enable_grad():
+        return judged(Examination.of(case), case, chosen)
+
+
+def judged(exam: Examination, case: Case, chosen: Iterable[Rule]) -> Report:
+    """What the chosen rules say about an examination.
+
+    Raises:
+        Exception: what the model raised, unless a rule explains it.
+    """
     given = {
-        "targets": targets is not None,
-        "loss": loss is not None or (exam.failure is None and exam.trace.loss_source == "own"),
-        "optimizer": optimizer is not None,
-        "scheduler": scheduler is not None,
-        "mask": mask is not None,
-        "independent": independent,
-        "intent": intent is not None,
+        "targets": case.targets is not None,
+        "loss": case.loss is not None or (exam.failure is None and exam.trace.loss_source == "own"),
+        "optimizer": case.optimizer is not None,
+        "scheduler": case.scheduler is not None,
+        "mask": case.mask is not None,
+        "independent": case.independent,
+        "intent": case.intent is not None,
     }
     skipped: dict[str, str] = {}
     findings: list[Finding] = []
@@ -109,7 +122,7 @@ def examine(
         exam.failure.add_note("raised while musigma.doctor ran a copy of the model on the given batch")
         raise exam.failure
     measured = {} if exam.failure is not None else measurements(exam)
-    return Report(tuple(findings), measured, skipped, name or type(exam.model).__name__)
+    return Report(tuple(findings), measured, skipped, case.name or type(exam.model).__name__, case)
 
 
 def _judge(rule: Rule, exam: Examination) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from musigma._version import __version__
 from musigma.doctor import _render
+from musigma.doctor._case import Case
 
 __all__ = ["SCHEMA", "Finding", "Report", "Severity"]
 
@@ -65,6 +66,7 @@ class Report:
             the gradient of each recorded op), "parameters" (moments, gradient norm, histogram), "loss".
         skipped: code of every rule that stayed silent for want of something, with what it wanted.
         name: the name of the case or of the model's class.
+        case: what was examined, for `treat`; no part of the report's data, and not compared or saved.
 
     Example:
         >>> from musigma.doctor import Report
@@ -77,6 +79,7 @@ class Report:
     measurements: Mapping[str, Any] = field(default_factory=dict, repr=False)
     skipped: Mapping[str, str] = field(default_factory=dict, repr=False)
     name: str = ""
+    case: Case | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         ordered = sorted(self.findings, key=lambda f: (_ORDER[f.severity], f.code))

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from musigma.doctor._examination import Examination
+from musigma.doctor.probes._summary import mean_square
 from musigma.doctor.probes._weights import histogram
-from musigma.statistics import moments
 
 __all__ = ["measurements"]
 
@@ -68,5 +68,4 @@ def _parameter(exam: Examination, name: str) -> dict[str, Any]:
 
 
 def _norm(gradient: torch.Tensor) -> float:
-    m = moments(gradient, None)
-    return float((m.mean.square() + m.var()) * m.count) ** 0.5
+    return (mean_square(gradient) * gradient.numel()) ** 0.5

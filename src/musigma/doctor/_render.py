@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["jsonable", "plain", "rich"]
+__all__ = ["jsonable", "place", "plain", "plain_record", "rich", "rich_record"]
 
 _STYLE = {"error": "bold red", "warning": "bold yellow", "info": "bold cyan"}
 
@@ -64,4 +64,34 @@ def rich(report: Any) -> Any:
         title = Text.assemble((f"{f.code} ", _STYLE[f.severity]), (f.name, "bold"), f"  {place(f.where)}")
         parts += [Text(), title, Padding(Text(f.message), (0, 0, 0, 2))]
         parts.append(Padding(Text.assemble(("fix: ", "green"), f.fix), (0, 0, 0, 2)))
+    return Group(*parts)
+
+
+def _sentences(record: Any) -> list[tuple[str, str, str]]:
+    """(mark, treatment, sentence) of everything that was tried, then of what is left."""
+    told = []
+    for g in record.given:
+        codes = ", ".join(g.codes)
+        said = g.done if g.kept else f"{g.done} — {g.reason}" if g.done else g.reason
+        told.append(("kept" if g.kept else "not kept", f"{g.treatment} ({codes})", said))
+    told += [("left", f.code, reason) for f, reason in record.untreated]
+    return told
+
+
+def plain_record(record: Any) -> str:
+    """What was done, as text without colour."""
+    lines = [f"{mark:>8}  {what}: {said}" for mark, what, said in _sentences(record)]
+    mended = ", ".join(record.mended) or "nothing"
+    return "\n".join([f"mended: {mended}", *lines])
+
+
+def rich_record(record: Any) -> Any:
+    """What was done, as a rich renderable; names are data and never read as markup."""
+    from rich.console import Group
+    from rich.text import Text
+
+    style = {"kept": "green", "not kept": "yellow", "left": "dim"}
+    parts = [Text.assemble(("mended: ", "bold"), ", ".join(record.mended) or "nothing")]
+    for mark, what, said in _sentences(record):
+        parts.append(Text.assemble((f"{mark:>8}  ", style[mark]), (what, "bold"), f": {said}"))
     return Group(*parts)

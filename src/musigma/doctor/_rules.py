@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from musigma.doctor._finding import Severity
 
-__all__ = ["SECTIONS", "Check", "Rule", "Symptom", "explain", "rule", "rules", "select_rules"]
+__all__ = ["SECTIONS", "Check", "Rule", "Symptom", "explain", "list_rules", "rule", "select_rules"]
 
 SECTIONS = ("What it does", "Why it hurts", "Example", "Use instead", "Fix safety", "References")
 # What a rule may ask of the caller; the names are those of `examine`'s arguments.
@@ -133,12 +133,12 @@ def _refuse_undocumented(code: str, name: str, text: str, module: str) -> None:
             )
 
 
-def rules() -> tuple[Rule, ...]:
+def list_rules() -> tuple[Rule, ...]:
     """Every rule, by code; the files under `musigma.doctor.rules` are imported on the first call.
 
     Example:
-        >>> from musigma.doctor import rules
-        >>> next(r.name for r in rules() if r.code == "INP103")
+        >>> from musigma.doctor import list_rules
+        >>> next(r.name for r in list_rules() if r.code == "INP103")
         'non-finite-input'
     """
     package = importlib.import_module("musigma.doctor.rules")
@@ -162,14 +162,14 @@ def explain(code: str) -> str:
         'INP103 non-finite-input: NaN or infinity in the data.'
     """
     wanted = code.strip()
-    for r in rules():
+    for r in list_rules():
         if wanted.upper() == r.code or wanted.lower() == r.name:
             return r.text
     raise ValueError(f"no rule is called {code!r}; {_nearest(wanted)}")
 
 
 def _nearest(wanted: str) -> str:
-    known = [r.code for r in rules()] + [r.name for r in rules()]
+    known = [r.code for r in list_rules()] + [r.name for r in list_rules()]
     close = difflib.get_close_matches(wanted.upper(), known, 3) + difflib.get_close_matches(
         wanted.lower(), known, 3
     )
@@ -187,12 +187,12 @@ def select_rules(select: Iterable[str] | None, ignore: Iterable[str] | None) -> 
         TypeError: a bare string where a collection of codes is meant.
         ValueError: a prefix that no rule has.
     """
-    chosen = {r.code: r for r in rules()}
+    chosen = {r.code: r for r in list_rules()}
     for argument, prefixes in (("select", select), ("ignore", ignore)):
         if isinstance(prefixes, str):
             raise TypeError(f"{argument} must be a collection of codes or prefixes; write [{prefixes!r}]")
         for prefix in prefixes or ():
-            if not any(r.code.startswith(prefix.upper()) or r.name == prefix for r in rules()):
+            if not any(r.code.startswith(prefix.upper()) or r.name == prefix for r in list_rules()):
                 raise ValueError(
                     f"{argument}: no rule has a code that begins with {prefix!r}; {_nearest(prefix)}"
                 )

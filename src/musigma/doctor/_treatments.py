@@ -2,12 +2,13 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from musigma.doctor._examination import Examination
 from musigma.doctor._finding import Finding
 
 __all__ = ["Applied", "NotApplicable", "Patient", "Treatment", "treatment", "treatment_for", "treatments"]
@@ -23,14 +24,14 @@ class Patient:
 
     Args:
         model: a copy that the treatment may change or replace.
-        inputs: the batch it is examined on.
-        batches: more data as `(inputs, targets)` pairs or inputs alone, or None: statistics are taken there.
+        exam: the examination that made the findings, of another copy; its graph and measurements.
+        batches: data as the model takes it, batch by batch, to take statistics from; can be read repeatedly.
         seed: what random numbers start from; one stream per parameter name.
     """
 
     model: nn.Module
-    inputs: Any
-    batches: Any = None
+    exam: Examination
+    batches: Sequence[Any]
     seed: int = 0
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._checks import check_add, check_channels, check_eps, check_running
-from musigma.functional._parameters import cast, compute_dtype
+from musigma.functional._masked import check_mask, without_nan
+from musigma.functional._parameters import affine_for, cast, compute_dtype
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.ops import affine, selected
 from musigma.ops import batch_norm as batch_norm_op
 from musigma.statistics import moments
 
+_NOTHING_TO_EVALUATE_BY = (
+    "running_mean must be defined in evaluation mode, and running_var with it; pass both, or training=True "
+    "to use the batch's own statistics"
+)
+
 
 def batch_norm(
-    input: Tensor,
+    input: Shaped[Tensor, "*shape"],
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -31,7 +38,7 @@ def batch_norm(
     group: ProcessGroup | None = None,
     add: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Normalize every channel by its mean and spread: the batch's in training, the running ones otherwise.
 
         y = activation((x − μ) / √(σ² + eps) · weight + bias + add)
@@ -57,7 +64,8 @@ def batch_norm(
         eps: added to the variance; in units of input².
         num_batches_tracked: 0-dim integer, counted up by each batch that is taken in.
         mask: what enters the statistics: boolean (True keeps) or non-negative weights, broadcastable to the
-            input, (n, 1, *spatial) for padding. All values are normalized, masked ones too.
+            input, (n, 1, *spatial) for padding. All values are normalized, dropped ones too (0 in place of
+            those that are not finite).
         group: take the statistics over all ranks of this process group, whose batches may differ in size
             and be empty; every rank has to make the call.
         add: like input; added after the affine and before the activation, a ResNet's tail.
@@ -104,30 +112,22 @@ def batch_norm(
             add=add,
             activation=activation,
         )
+    statistics = running_mean, running_var
     check_channels(
         "batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
     )
-    check_running(
-        running_mean,
-        running_var,
-        ""
-        if training
-        else "running_mean must be defined in evaluation mode, and running_var with it; pass "
-        "both, or training=True to use the batch's own statistics",
-    )
+    check_running(*statistics, "" if training else _NOTHING_TO_EVALUATE_BY)
     check_eps("batch_norm", eps, positive=training)
-    if activation is not None:
-        check_activation(activation)
+    check_activation(activation)
     if add is not None:
         check_add(input, add)
-    if not training:
-        y, batch = by_running_statistics(input, running_mean, running_var, weight, bias, eps), None
-    else:
-        if momentum is None and running_mean is not None and num_batches_tracked is None:
-            raise ValueError(
-                "momentum=None (the average of all batches) needs num_batches_tracked to count them"
-            )
+    if training and momentum is None and running_mean is not None and num_batches_tracked is None:
+        raise ValueError("momentum=None (the average of all batches) needs num_batches_tracked to count them")
+    batch = None
+    if training:
         y, batch = _by_batch_statistics(input, running_mean is not None, weight, bias, eps, mask, group)
+    else:
+        y = by_running_statistics(input, *statistics, weight, bias, eps)
     if add is not None:
         y = (y + add).to(y.dtype)
     y = activate(y, activation)
@@ -152,8 +152,7 @@ def by_running_statistics(
     dtype = compute_dtype(x)
     return torch.batch_norm(
         x,
-        cast(weight, dtype),
-        cast(bias, dtype),
+        *affine_for(x, weight, bias, x.shape[1:2]),
         cast(mean, dtype),
         cast(var, dtype),
         False,
@@ -185,10 +184,9 @@ def _by_batch_statistics(
         own = moments(x, _all_but_channels(x))
         return affine(x, own.mean, own.var(), weight, bias, eps), (own.count, own.mean, own.m2)
     track = track and count > 0
-    dtype = compute_dtype(x)
     mean, var = landing(x) if track else (None, None)
     y = torch.batch_norm(
-        x, cast(weight, dtype), cast(bias, dtype), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
+        x, *affine_for(x, weight, bias, x.shape[1:2]), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
     )
     if mean is None or var is None:
         return y, None
@@ -204,16 +202,21 @@ def _by_gathered_statistics(
     group: ProcessGroup | None,
 ) -> tuple[Tensor, Statistics]:
     """y by the moments of what the mask keeps on all ranks: moments → gather and merge → affine."""
+    if mask is not None:
+        check_mask(x, mask)
     all_ranks = moments(x, _all_but_channels(x), mask=mask)
     if group is not None:
         all_ranks = all_ranks.all_reduce(group)
-    if not (torch.compiler.is_compiling() or transforms_active() or x.is_meta):
+    # (Elsewhere the counts can't be looked at, or only by stopping the device.)
+    if x.device.type == "cpu" and not (torch.compiler.is_compiling() or transforms_active()):
         # With one value the variance is 0 and its unbiased estimate does not exist. (A sum of weights may be
         # anything above 0.) All ranks hold the same counts, so that all of them raise or none does.
         weights = mask is not None and mask.is_floating_point()
         few = all_ranks.count <= 0 if weights else all_ranks.count < 2
         if few.any():
             raise ValueError(_too_few(x, _whose(few, mask, group)))
+    if mask is not None:
+        x = without_nan(x, mask)
     y = affine(x, all_ranks.mean, all_ranks.var(), weight, bias, eps)
     return y, (all_ranks.count, all_ranks.mean, all_ranks.m2)
 

@@ -5,29 +5,37 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._batch import by_running_statistics
 from musigma.functional._checks import check_channels, check_eps, check_groups, check_running
-from musigma.functional._parameters import cast, compute_dtype, matched
+from musigma.functional._masked import check_mask, normalized_rows
+from musigma.functional._parameters import affine_for, matched
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._single import only_bias, warn_single_value
 from musigma.ops import group_norm as group_norm_op
-from musigma.ops import selected
-from musigma.ops._numerics import memory_format
+from musigma.ops import memory_format, selected
+from musigma.statistics import Moments
+
+_NOTHING_TO_NORMALIZE_BY = (
+    "Expected running_mean and running_var to be defined when use_input_stats is false; pass both, or "
+    "normalize by the input's own statistics"
+)
 
 
 def group_norm(
-    input: Tensor,
+    input: Shaped[Tensor, "*shape"],
     num_groups: int,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
+    mask: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Normalize every group of channels of every example by its own mean and spread.
 
         y = (x − μ) / √(σ² + eps) · weight + bias,    μ, σ² over (c/num_groups, *spatial), σ² biased (1/n)
@@ -44,6 +52,9 @@ def group_norm(
         weight: (c,), in any floating dtype.
         bias: (c,), in any floating dtype.
         eps: added to the variance; in units of input².
+        mask: what enters the statistics: boolean (True keeps) or non-negative weights, broadcastable to the
+            input, (n, 1, *spatial) for padding. All values are normalized, dropped ones too (0 in place of
+            those that are not finite).
         activation: ``"relu"``, ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, applied to y.
 
     Returns:
@@ -52,7 +63,8 @@ def group_norm(
     Raises:
         RuntimeError: the input has no channel dim, the groups do not divide the channels, or weight or bias
             has another shape.
-        ValueError: eps is negative, the activation is unknown, or n = 1 and each group holds one value.
+        ValueError: eps is negative, the mask does not broadcast, the activation is unknown, or n = 1 and
+            each group holds one value.
 
     Example:
         >>> import torch, musigma as ms
@@ -62,26 +74,31 @@ def group_norm(
     References:
         Wu & He 2018, "Group Normalization", equations 1 to 3 and 7.
     """
-    if has_torch_function_variadic(input, weight, bias):
+    if has_torch_function_variadic(input, weight, bias, mask):
         return handle_torch_function(
             group_norm,
-            (input, weight, bias),
+            (input, weight, bias, mask),
             input,
             num_groups,
             weight=weight,
             bias=bias,
             eps=eps,
+            mask=mask,
             activation=activation,
         )
     check_groups(input, num_groups, weight, bias)
     check_eps("group_norm", eps)
     check_activation(activation)
-    if input.shape[1] == num_groups and math.prod(input.shape[2:]) == 1:
+    if input.numel() == 0:
+        y = only_bias(input, *_per_channel(input, weight, bias))
+    elif input.shape[1] == num_groups and math.prod(input.shape[2:]) == 1:
         y = _single_values(input, weight, bias)
+    elif mask is not None:
+        y, _ = _masked(input, num_groups, weight, bias, eps, mask)
     elif selected("group_norm", input):
         y = group_norm_op(input, num_groups, weight, bias, eps)[0]
     else:
-        x, weight, bias = matched(input, weight, bias)
+        x, weight, bias = matched(input, weight, bias, input.shape[1:2])
         y = torch.group_norm(x, num_groups, weight, bias, eps)
         if x is not input:
             y = y.to(input.dtype)
@@ -95,16 +112,29 @@ def _single_values(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Ten
             "group_norm needs more than one value in a group"
         )
     warn_single_value("group_norm", x.shape)
-    shape = (-1, *[1] * (x.dim() - 2))
-    return only_bias(
-        x,
-        weight if weight is None else weight.reshape(shape),
-        bias if bias is None else bias.reshape(shape),
-    )
+    return only_bias(x, *_per_channel(x, weight, bias))
+
+
+def _masked(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, mask: Tensor
+) -> tuple[Tensor, Moments]:
+    check_mask(x, mask)
+    y, kept = normalized_rows(x, mask, (x.shape[0], groups), eps)
+    weight, bias = _per_channel(x, weight, bias)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return y.to(x.dtype).contiguous(memory_format=memory_format(x)), kept
+
+
+def _per_channel(x: Tensor, *vectors: Tensor | None) -> list[Tensor | None]:
+    """Vectors over x's channels, shaped to broadcast against x."""
+    return [v if v is None else v.reshape(-1, *[1] * (x.dim() - 2)) for v in vectors]
 
 
 def instance_norm(
-    input: Tensor,
+    input: Shaped[Tensor, "*shape"],
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
@@ -113,8 +143,9 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
     *,
+    mask: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Normalize every channel of every example by its own mean and spread.
 
         y = (x − μ) / √(σ² + eps) · weight + bias,    μ, σ² over (*spatial), σ² biased (1/n)
@@ -133,14 +164,17 @@ def instance_norm(
         use_input_stats: whether to normalize by the input's own statistics or by the running ones.
         momentum: the weight of the new value.
         eps: added to the variance; in units of input².
+        mask: what enters the statistics: boolean (True keeps) or non-negative weights, broadcastable to the
+            input, (n, 1, *spatial) for padding. All values are normalized, dropped ones too (0 in place of
+            those that are not finite).
         activation: ``"relu"``, ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, applied to y.
 
     Returns:
         (n, c, *spatial), in the input's dtype.
 
     Raises:
-        ValueError: `use_input_stats` with one position a channel, eps is negative, or the activation is
-            unknown.
+        ValueError: `use_input_stats` with one position a channel, eps is negative, the mask does not
+            broadcast, or the activation is unknown.
         RuntimeError: a vector's length is not c, or running statistics are wanted and not there.
         IndexError: the input has no channel dim.
 
@@ -154,10 +188,10 @@ def instance_norm(
         Ulyanov, Vedaldi & Lempitsky 2016, "Instance Normalization: The Missing Ingredient for Fast
         Stylization", equation 3.
     """
-    if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
+    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, mask):
         return handle_torch_function(
             instance_norm,
-            (input, running_mean, running_var, weight, bias),
+            (input, running_mean, running_var, weight, bias, mask),
             input,
             running_mean=running_mean,
             running_var=running_var,
@@ -166,32 +200,20 @@ def instance_norm(
             use_input_stats=use_input_stats,
             momentum=momentum,
             eps=eps,
+            mask=mask,
             activation=activation,
         )
     check_channels(
         "instance_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
     )
-    check_running(
-        running_mean,
-        running_var,
-        ""
-        if use_input_stats
-        else "Expected running_mean and running_var to be defined when use_input_stats "
-        "is false; pass both, or normalize by the input's own statistics",
-    )
+    check_running(running_mean, running_var, "" if use_input_stats else _NOTHING_TO_NORMALIZE_BY)
     check_eps("instance_norm", eps)
     check_activation(activation)
-    if not use_input_stats:
-        return activate(
-            by_running_statistics(input, running_mean, running_var, weight, bias, eps), activation
-        )
-    positions = math.prod(input.shape[2:])
-    if positions == 1:
-        raise ValueError(
-            f"Expected more than 1 spatial element when training, got input size {tuple(input.shape)}; one "
-            "value a channel is always normalized to 0. Use LayerNorm or GroupNorm over the channels instead"
-        )
-    y, batch = _by_instance(input, running_mean is not None, weight, bias, eps, positions)
+    batch = None
+    if use_input_stats:
+        y, batch = _by_instance(input, running_mean is not None, weight, bias, eps, mask)
+    else:
+        y = by_running_statistics(input, running_mean, running_var, weight, bias, eps)
     y = activate(y, activation)
     if batch is not None and running_mean is not None and running_var is not None:
         update(running_mean, running_var, None, batch, momentum)
@@ -199,18 +221,28 @@ def instance_norm(
 
 
 def _by_instance(
-    x: Tensor, track: bool, weight: Tensor | None, bias: Tensor | None, eps: float, positions: int
+    x: Tensor, track: bool, weight: Tensor | None, bias: Tensor | None, eps: float, mask: Tensor | None
 ) -> tuple[Tensor, Statistics | None]:
     """y, and where asked for the examples' statistics averaged."""
-    track = track and x.numel() > 0
+    positions = math.prod(x.shape[2:])
+    if positions == 1:
+        raise ValueError(
+            f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}; one value "
+            "a channel is always normalized to 0. Use LayerNorm or GroupNorm over the channels instead"
+        )
+    if x.numel() == 0:
+        return only_bias(x, *_per_channel(x, weight, bias)), None
+    if mask is not None:
+        y, kept = _masked(x, x.shape[1], weight, bias, eps, mask)
+        # as if every example had two values: their unbiased variance is then M2 itself
+        return y, (kept.count.new_full((), 2.0), kept.mean.mean(0), kept.var(correction=1).mean(0))
     if selected("group_norm", x) or transforms_active():
         y, mean, m2 = group_norm_op(x, x.shape[1], weight, bias, eps)
         count = mean.new_full((), positions)
         return y, (count, mean.mean(0), m2.mean(0)) if track else None
-    dtype = compute_dtype(x)
     mean, var = landing(x) if track else (None, None)
     y = torch.instance_norm(
-        x, cast(weight, dtype), cast(bias, dtype), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
+        x, *affine_for(x, weight, bias, x.shape[1:2]), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
     )
     y = y.contiguous(memory_format=memory_format(x))
     if mean is None or var is None:

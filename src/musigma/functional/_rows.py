@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._checks import check_residual, check_rows
-from musigma.functional._parameters import matched
+from musigma.functional._masked import check_mask, normalized_rows
+from musigma.functional._parameters import compute_dtype, matched
 from musigma.functional._single import only_bias, warn_single_value
 from musigma.ops import row_norm, selected
 
@@ -20,14 +23,15 @@ RMS_EPS = torch.finfo(torch.float32).eps
 
 
 def layer_norm(
-    input: Tensor,
+    input: Shaped[Tensor, "*shape"],
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
+    mask: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Normalize every row, the values over the last dims, by its own mean and spread.
 
         y = (x − μ) / √(σ² + eps) · weight + bias,    μ, σ² over `normalized_shape`, σ² biased (1/n)
@@ -44,6 +48,8 @@ def layer_norm(
         weight: (*normalized_shape), in any floating dtype.
         bias: (*normalized_shape), in any floating dtype.
         eps: added to the variance; in units of input².
+        mask: what enters the statistics: boolean (True keeps) or non-negative weights, broadcastable to the
+            input. All values are normalized, dropped ones too (0 in place of those that are not finite).
         activation: ``"relu"``, ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, applied to y.
 
     Returns:
@@ -51,7 +57,7 @@ def layer_norm(
 
     Raises:
         RuntimeError: the input does not end in `normalized_shape`, or weight or bias has another shape.
-        ValueError: eps is negative, or the activation is unknown.
+        ValueError: eps is negative, the mask does not broadcast, or the activation is unknown.
 
     Example:
         >>> import torch, musigma as ms
@@ -61,15 +67,16 @@ def layer_norm(
     References:
         Ba, Kiros & Hinton 2016, "Layer Normalization", equation 3.
     """
-    if has_torch_function_variadic(input, weight, bias):
+    if has_torch_function_variadic(input, weight, bias, mask):
         return handle_torch_function(
             layer_norm,
-            (input, weight, bias),
+            (input, weight, bias, mask),
             input,
             normalized_shape,
             weight=weight,
             bias=bias,
             eps=eps,
+            mask=mask,
             activation=activation,
         )
     shape = tuple(normalized_shape)
@@ -79,10 +86,12 @@ def layer_norm(
     if shape[0] == 1 and math.prod(shape) == 1:
         warn_single_value("layer_norm", input.shape)
         y = only_bias(input, weight, bias)
+    elif mask is not None:
+        y = _masked(input, shape, weight, bias, eps, mask, center=True)
     elif selected("row_norm", input):
         y = row_norm(input, len(shape), weight, bias, eps, True)[0]
     else:
-        x, weight, bias = matched(input, weight, bias)
+        x, weight, bias = matched(input, weight, bias, shape)
         y = torch.layer_norm(x, shape, weight, bias, eps)
         if x is not input:
             y = y.to(input.dtype)
@@ -90,13 +99,14 @@ def layer_norm(
 
 
 def rms_norm(
-    input: Tensor,
+    input: Shaped[Tensor, "*shape"],
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
     *,
+    mask: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Scale every row, the values over the last dims, to root mean square 1; the mean stays where it is.
 
         y = x / √(mean(x²) + eps) · weight,    mean(x²) over `normalized_shape`
@@ -111,6 +121,8 @@ def rms_norm(
         eps: added to the mean square, in units of input²; None is float32's machine epsilon, 1.19e-7, for
             every dtype, so that a model means the same in bfloat16, float32 and float64 (torch takes
             float64's own, 2.2e-16, there).
+        mask: what enters the statistics: boolean (True keeps) or non-negative weights, broadcastable to the
+            input. All values are normalized, dropped ones too (0 in place of those that are not finite).
         activation: ``"relu"``, ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, applied to y.
 
     Returns:
@@ -118,7 +130,7 @@ def rms_norm(
 
     Raises:
         RuntimeError: the input does not end in `normalized_shape`, or weight has another shape.
-        ValueError: eps is negative, or the activation is unknown.
+        ValueError: eps is negative, the mask does not broadcast, or the activation is unknown.
 
     Example:
         >>> import torch, musigma as ms
@@ -128,9 +140,13 @@ def rms_norm(
     References:
         Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
     """
-    if has_torch_function_variadic(input, weight):
+    if has_torch_function_variadic(input, weight, mask):
+        # torch's jagged tensors know a rms_norm by its name, and no argument but torch's own
+        more: dict[str, Any] = {
+            k: v for k, v in (("mask", mask), ("activation", activation)) if v is not None
+        }
         return handle_torch_function(
-            rms_norm, (input, weight), input, normalized_shape, weight=weight, eps=eps, activation=activation
+            rms_norm, (input, weight, mask), input, normalized_shape, weight=weight, eps=eps, **more
         )
     shape = tuple(normalized_shape)
     if eps is None:
@@ -140,23 +156,49 @@ def rms_norm(
         check_activation(activation)
     if shape[0] == 1 and math.prod(shape) == 1:
         warn_single_value("rms_norm", input.shape, "the sign of each value is all that is left")
-    if selected("row_norm", input):
+    if mask is not None:
+        y = _masked(input, shape, weight, None, eps, mask, center=False)
+    elif selected("row_norm", input):
         y = row_norm(input, len(shape), weight, None, eps, False)[0]
+    elif weight is None or weight.dtype is input.dtype:
+        # a row's sum must not depend on how many other rows lie between its values
+        y = torch.rms_norm(input.contiguous(), shape, weight, eps)
     else:
-        y = torch.rms_norm(input, shape, weight, eps)
+        # torch's would warn, and round twice
+        dtype = compute_dtype(input)
+        y = torch.rms_norm(input.to(dtype).contiguous(), shape, weight.to(dtype), eps).to(input.dtype)
     return y if activation is None else activate(y, activation)
 
 
-def add_layer_norm(
+def _masked(
     x: Tensor,
-    residual: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    mask: Tensor,
+    *,
+    center: bool,
+) -> Tensor:
+    check_mask(x, mask)
+    y, _ = normalized_rows(x, mask, x.shape[: x.dim() - len(shape)], eps, center=center)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return y.to(x.dtype)
+
+
+def add_layer_norm(
+    x: Shaped[Tensor, "*shape"],
+    residual: Shaped[Tensor, "..."],
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
     activation: str | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Shaped[Tensor, "*shape"], Shaped[Tensor, "*shape"]]:
     """Add, then normalize: the step between two sublayers of a Transformer.
 
         s = x + residual,    y = layer_norm(s)
@@ -201,14 +243,14 @@ def add_layer_norm(
 
 
 def add_rms_norm(
-    x: Tensor,
-    residual: Tensor,
+    x: Shaped[Tensor, "*shape"],
+    residual: Shaped[Tensor, "..."],
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
     *,
     activation: str | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Shaped[Tensor, "*shape"], Shaped[Tensor, "*shape"]]:
     """Add, then scale to root mean square 1: the step between two sublayers of a Llama-like Transformer.
 
         s = x + residual,    y = rms_norm(s)

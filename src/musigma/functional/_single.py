@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from musigma._errors import MusigmaWarning
 
-_INSIDE = tuple(
-    str(Path(file).parent) for file in (torch.__file__, __file__.removesuffix("functional/_single.py"))
-)
+# A warning points at the first frame outside of torch and of this package.
+_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _told: WeakSet[nn.Module] = WeakSet()
 
 
@@ -64,10 +63,12 @@ def _caller() -> tuple[nn.Module | None, int]:
     """The layer on whose behalf we were called, if any, and how many frames up the user's own code stands."""
     frame: FrameType | None = sys._getframe(1)
     layer: nn.Module | None = None
-    level = 0
-    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+    level, inside = 0, True
+    while frame is not None and (inside or layer is None):
         owner = frame.f_locals.get("self")
         if layer is None and isinstance(owner, nn.Module):
             layer = owner
-        frame, level = frame.f_back, level + 1
+        inside = inside and frame.f_code.co_filename.startswith(_INSIDE)
+        level += inside
+        frame = frame.f_back
     return layer, level

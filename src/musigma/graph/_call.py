@@ -9,8 +9,10 @@ from torch import Tensor
 
 from musigma.graph import _kinds as kinds
 from musigma.graph import _names as names
+from musigma.graph._binding import bind, mutable_arguments, with_defaults
 from musigma.graph._memory import Memory, Region
-from musigma.graph._nodes import Buffer, Edge, Node, Parameter, Source, TensorSpec
+from musigma.graph._nodes import Buffer, Edge, Node, Parameter, Recipe, Source, TensorSpec
+from musigma.graph._recipes import recipe
 from musigma.graph._tensors import is_plain, tensors
 
 # Calls that may return a tensor, but neither compute nor view one.
@@ -18,6 +20,12 @@ _SILENT: Final = kinds.ops("""
     requires_grad set_requires_grad retain_grad register_hook get_grad set_grad share_memory rename
     set_names
     """)
+
+# Calls that hand out the memory itself.
+_EXPOSING: Final = frozenset(("numpy", "dlpack"))
+
+# Calls that make memory for someone to write into.
+_UNWRITTEN: Final = kinds.ops("empty empty_like empty_strided new_empty new_empty_strided")
 
 
 class Call:
@@ -45,7 +53,9 @@ class Call:
         self.op, self.target, self.targets = op, target, tuple(targets)
         self.options = dict(options or {})
         self._memory = memory
-        self._read = [(name, tensor) for name, value in named.items() for tensor in tensors(value)]
+        self.recipe: Recipe | None = None
+        given = {} if op in kinds.SHAPE_READERS else named
+        self._read = [(name, tensor) for name, value in given.items() for tensor in tensors(value)]
         self._sources = [memory.source(tensor) for _, tensor in self._read]
         self._versions = [_version(tensor) for _, tensor in self._read]
         self._whole = named.get("out") is not None or op in kinds.OVERWRITES or _sets_all(op, named)
@@ -60,26 +70,22 @@ class Call:
         cls, function: names.Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: Memory
     ) -> Call:
         """The call of a function that a `TorchFunctionMode` was handed."""
-        spelled = names.argument_names(function, args)
-        labels = [*spelled[: len(args)], *map(str, range(len(spelled), len(args)))]
-        named = {**dict(zip(labels, args, strict=True)), **kwargs}
-        filled = names.with_defaults(function, named)
-        targets = tensors(kwargs.get("out"))
+        named = bind(function, args, kwargs)
+        filled = with_defaults(function, named)
+        targets = tensors([kwargs.get("out"), *(named.get(name) for name in mutable_arguments(function))])
         if names.overwrites_by_name(function) or filled.get("inplace") is True:
             targets += tensors(args[0] if args else kwargs.get("input"))
+        if filled.get("max_norm") is not None:  # an embedding shortens its rows in place
+            targets += tensors(named.get("weight"))
         options = {
             name: value
             for name, value in filled.items()
             if name != "out" and not name.startswith("_") and is_plain(value)
         }
-        return cls(
-            names.op_name(function),
-            names.qualified(function),
-            named,
-            memory,
-            targets=targets,
-            options=options,
-        )
+        op, target = names.op_name(function), names.qualified(function)
+        call = cls(op, target, named, memory, targets=targets, options=options)
+        call.recipe = recipe(op, target, args, kwargs, memory)
+        return call
 
     def finish(self, result: Any) -> None:
         """Look at what came back, and at the version counters of what went in."""
@@ -101,6 +107,8 @@ class Call:
 
     def is_op(self) -> bool:
         """Whether the call belongs into a graph."""
+        if self.op == "data_ptr":
+            self._expose_unwritten()
         return self.op not in _SILENT and (bool(self.outputs) or self.op in kinds.ESCAPES)
 
     def node(self, index: int, module: str, module_type: str, call: int) -> Node:
@@ -123,13 +131,23 @@ class Call:
             and not self.written
             and len(self._views) == len(set(map(id, self.outputs))),
             target=self.target,
+            recipe=self.recipe,
         )
 
     def settle(self, index: int) -> None:
         """Tell the memory who made and who wrote what."""
         for position, tensor in enumerate(self.outputs):
             self._memory.made(tensor, Edge(index, position), written=id(tensor) not in self._views)
-        self._memory.keep(*(tensor for _, tensor in self._read))
+        if self.op in _EXPOSING:
+            for _, tensor in self._read:
+                self._memory.expose(tensor)
+        self._memory.ran(index, self._sources, unwritten=self.op in _UNWRITTEN)
+
+    def _expose_unwritten(self) -> None:
+        # A kernel that is launched on raw pointers (Triton) writes into memory made by `empty`.
+        for (_, tensor), source in zip(self._read, self._sources, strict=True):
+            if self._memory.is_unwritten(source):
+                self._memory.expose(tensor)
 
     def _narrowed(self, raised: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         # Views of one tensor share its version counter: in `q.add_(k)` of two halves only q is written.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from musigma.graph import _kinds as kinds
-from musigma.graph._follow import Activation, NormPath, find_activation, find_norm
-from musigma.graph._nodes import UNKNOWN, Buffer, Edge, Input, Node, Parameter, Source
+from musigma.graph._activations import Activation, find_activation
+from musigma.graph._nodes import UNKNOWN, Buffer, Edge, Input, Node, Parameter, Source, TensorSpec
+from musigma.graph._norms import Norm, NormPath, find_norm, find_norms
 from musigma.graph._residual import Branch, find_branches
 
 
@@ -27,6 +28,28 @@ class Graph:
         inputs: names of the example's tensors.
         parameters: all parameters of the model, each as the tuple of its names.
         buffers: the same for buffers.
+        specs: shape, dtype and device of every parameter and buffer, by its first name.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from musigma.graph import record
+        >>> block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+        >>> graph = record(block.eval(), torch.zeros(3, 4))
+        >>> [node.op for node in graph]
+        ['linear', 'batch_norm', 'relu', 'linear']
+        >>> graph.producer(graph.output[0]).module
+        '3'
+        >>> [node.op for node in graph.consumers("0.weight")]
+        ['linear']
+        >>> graph.following_activation("0.weight").name
+        'relu'
+        >>> graph.norm_after("0.bias").module
+        '1'
+        >>> [graph.weights(node) for node in graph.weight_layers()]
+        [('0.weight',), ('3.weight',)]
+        >>> [graph.depth(node) for node in graph]
+        [1, 2, 3, 4]
     """
 
     nodes: tuple[Node, ...]
@@ -35,6 +58,7 @@ class Graph:
     inputs: tuple[str, ...] = ()
     parameters: tuple[tuple[str, ...], ...] = ()
     buffers: tuple[tuple[str, ...], ...] = ()
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -143,18 +167,18 @@ class Graph:
         """
         if node.op not in kinds.WEIGHT_OPS:
             return ()
-        roles = [name for name in node.arguments if "weight" in name or name == "params"]
+        roles = [name for name in node.arguments if "weight" in name or name in ("params", "w_ih", "w_hh")]
         if not roles and not self.is_live(node):
             return ()  # an expression of weights, which is part of the layer that uses it
-        if not roles:
-            roles = [
-                n for n in node.arguments if n != "bias" and not (n == "input" and node.op.startswith("add"))
-            ]
+        added = ("bias", "input") if node.op in ("addmm", "addmv", "addbmm", "baddbmm") else ("bias",)
         names: dict[str, None] = {}
-        for role in roles:
+        for role in roles or [name for name in node.arguments if name not in added]:
             for source in node.arguments[role]:
                 names |= dict.fromkeys(self._static_parameters(source))
-        return tuple(names)
+        # A recurrent op takes its weights and biases as one list.
+        return tuple(
+            n for n in names if "params" not in roles or len(self.specs[self.canonical(n)].shape) > 1
+        )
 
     def weight_layers(self) -> tuple[Node, ...]:
         """The nodes that mix features with a weight parameter, in execution order."""
@@ -189,8 +213,11 @@ class Graph:
             pending += behind
         return frozenset(found)
 
-    def descendants(self, source: Source | Node | str) -> frozenset[int]:
-        """Indices of the nodes that depend on a value; a node is not its own descendant."""
+    def descendants(self, source: Source | Node | int | str) -> frozenset[int]:
+        """Indices of the nodes that depend on a value; a node is not its own descendant.
+
+        `descendants(UNKNOWN)` is what nobody may change a model on.
+        """
         pending = [node.index for node in self.consumers(source)]
         found = set(pending)
         while pending:
@@ -202,7 +229,8 @@ class Graph:
     def following_activation(self, parameter: str) -> Activation | None:
         """The activation that the output of the op using a parameter goes into.
 
-        See `musigma.graph._follow` for what may lie between.
+        May lie between: views, casts, dropout, pooling, norms, biases and scales, and a sum with another
+        signal that goes nowhere but into the activation. A product of two signals ends the way.
 
         Args:
             parameter: qualified name, as in `model.named_parameters()`.
@@ -238,8 +266,39 @@ class Graph:
         """Like `norm_after(only=False)`, with the nodes between and whether nothing else is fed."""
         return find_norm(self, parameter)
 
+    def norms(self) -> tuple[Norm, ...]:
+        """Every normalization in execution order, those written out in arithmetic included.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from musigma.graph import record
+            >>> class Unit(nn.Module):
+            ...     def forward(self, x):
+            ...         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+            >>> [(norm.node.index, norm.centered) for norm in record(Unit(), torch.ones(2, 4)).norms()]
+            [(4, False)]
+        """
+        return self._norms
+
     def residual_branches(self) -> tuple[Branch, ...]:
-        """Every sum of a skip path and a branch, in execution order of the sums."""
+        """Every sum of a skip path and a branch, in execution order of the sums.
+
+        A skip path may be scaled by a constant, subsampled, or projected by one weight layer and a norm.
+        Sums of gates, of embeddings and of rotary halves are none, and neither is a concatenation.
+
+        Returns:
+            A `Branch` each; what is skipped over by parallel branches appears once for each of them.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from musigma.graph import record
+            >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+            >>> graph = record(layer, torch.zeros(1, 3, 8))
+            >>> [(branch.last_parameter, len(branch.norms)) for branch in graph.residual_branches()]
+            [('self_attn.out_proj.weight', 1), ('linear2.weight', 1)]
+        """
         return self._branches
 
     def canonical(self, parameter: str) -> str:
@@ -262,6 +321,10 @@ class Graph:
     @cached_property
     def _canonical(self) -> dict[str, str]:
         return {name: group[0] for group in self.parameters for name in group}
+
+    @cached_property
+    def _norms(self) -> tuple[Norm, ...]:
+        return find_norms(self)
 
     @cached_property
     def _branches(self) -> tuple[Branch, ...]:

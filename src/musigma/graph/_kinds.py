@@ -115,12 +115,21 @@ ELEMENTWISE: Final = (
     | ops("""
         neg abs sign exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square pow reciprocal erf erfc sin
         cos clamp maximum minimum where lerp addcmul addcdiv masked_fill floor ceil round trunc
-        float_power nan_to_num
+        float_power nan_to_num gt ge lt le eq ne logical_not logical_and logical_or heaviside hypot
+        sinh cosh tan asinh acosh atanh atan asin acos sinc erfinv logit xlogy frac fmod remainder
         """)
 )
 
 # Values leave torch here: what the program does with them the graph can't see.
 ESCAPES: Final = ops("bool item tolist numpy float int complex contains equal allclose is_nonzero dlpack")
+
+# Ops that read the shape of their input, not its values.
+SHAPE_READERS: Final = ops(
+    """
+    zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones
+    new_empty new_full new_tensor new_empty_strided
+    """
+)
 
 # Ops that overwrite their target without reading it.
 OVERWRITES: Final = ops("""

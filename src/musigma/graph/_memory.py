@@ -8,13 +8,13 @@ region since the tensor was made.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from musigma.graph._nodes import UNKNOWN, Buffer, Edge, Input, Parameter, Source
+from musigma.graph._nodes import UNKNOWN, Buffer, Edge, Input, Parameter, Source, Unknown
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,21 @@ Root = Input | Parameter | Buffer
 
 @dataclass(frozen=True)
 class _Write:
-    when: int
-    region: Region | None
-    edge: Edge
+    when: float
+    tensor: Tensor
+    source: Edge | Unknown
+
+
+@dataclass
+class _Exposed:
+    """Memory that others than torch can write: what was in it when torch last wrote."""
+
+    tensor: Tensor
+    values: Tensor
 
 
 @dataclass(frozen=True)
 class _Known:
-    region: Region | None
     root: Root
     names: tuple[str, ...]
     tensor: Tensor
@@ -95,33 +102,32 @@ class _Known:
 class Memory:
     """Roots (inputs, parameters, buffers), writes, and the tensors that are views of them.
 
-    Every tensor seen is kept alive until the recording ends: a storage that torch frees and hands out
-    again would otherwise pass for the old one.
+    Every tensor that a recorded op made is kept alive until the recording ends: memory that torch frees
+    and hands out again would otherwise pass for the old one.
     """
 
     def __init__(self) -> None:
         self._roots: dict[Hashable, list[_Known]] = {}
         self._by_identity: dict[int, _Known] = {}
         self._writes: dict[Hashable, list[_Write]] = {}
-        self._made: dict[int, tuple[int, Edge]] = {}
+        self._made: dict[int, tuple[Tensor, Edge]] = {}
+        self._exposed: dict[Hashable, list[_Exposed]] = {}
+        self._clock = -1
+        self._unwritten: set[int] = set()
+        self._live: set[int] = set()
         self._behind: dict[tuple[int, int], Source] = {}
-        self._alive: list[object] = []
 
     def add_root(self, tensor: Tensor, root: Root, names: tuple[str, ...]) -> None:
         """Make a tensor known as an input, a parameter or a buffer."""
-        known = _Known(Region.of(tensor), root, names, tensor)
+        known = _Known(root, names, tensor)
         self._by_identity.setdefault(id(tensor), known)
         self._roots.setdefault(_key(tensor), []).append(known)
-        self.keep(tensor)
-
-    def keep(self, *values: object) -> None:
-        """Hold on to what must not be freed, and its memory reused, while recording."""
-        self._alive.extend(values)
 
     def source(self, tensor: Tensor) -> Source:
         """Where the tensor's present values come from."""
-        made_at, made = self._made.get(id(tensor), (-1, None))
-        written = self._last_write(tensor, since=made_at)
+        self._look(_key(tensor))
+        _, made = self._made.get(id(tensor), (None, None))
+        written = self._last_write(tensor, since=-1 if made is None else int(made))
         if written is not None:
             return written
         if made is not None:
@@ -135,16 +141,37 @@ class Memory:
             name for known in self._known(tensor) if isinstance(known.root, kind) for name in known.names
         )
 
-    def roots(self, tensor: Tensor) -> list[Tensor]:
+    def roots(self, tensor: Tensor) -> list[tuple[Root, Tensor]]:
         """The inputs, parameters and buffers whose memory the tensor shares."""
-        return [known.tensor for known in self._known(tensor)]
+        return [(known.root, known.tensor) for known in self._known(tensor)]
 
     def state(self, tensor: Tensor) -> Source | None:
         """The last write anywhere in the tensor's storage, else its root."""
         key = _key(tensor)
         if self._writes.get(key):
-            return self._writes[key][-1].edge
+            return self._writes[key][-1].source
         return self._roots[key][0].root if key in self._roots else None
+
+    def is_live(self, source: Source) -> bool:
+        """Whether a value depends on an input or on something unknown."""
+        return int(source) in self._live if isinstance(source, Edge) else isinstance(source, Input | Unknown)
+
+    def is_unwritten(self, source: Source) -> bool:
+        """Whether a value is memory that nobody has filled yet."""
+        return isinstance(source, Edge) and int(source) in self._unwritten
+
+    def ran(self, index: int, sources: Iterable[Source], *, unwritten: bool = False) -> None:
+        """Note that a node ran on these sources."""
+        if unwritten:
+            self._unwritten.add(index)
+        self._clock = index
+        if any(map(self.is_live, sources)):
+            self._live.add(index)
+
+    def expose(self, tensor: Tensor) -> None:
+        """Note that a tensor's memory was handed out (`x.numpy()`), where a write leaves no trace."""
+        if not tensor.is_meta:
+            self._exposed.setdefault(_key(tensor), []).append(_Exposed(tensor, tensor.detach().clone()))
 
     def behind(self, source: Source) -> Source:
         """The last write, or root, that a chain of views starts from."""
@@ -154,35 +181,39 @@ class Memory:
 
     def made(self, tensor: Tensor, edge: Edge, *, written: bool) -> None:
         """Note that a node made the tensor object, and whether it wrote its memory too."""
-        self.keep(tensor)
         if not written:
-            self._behind[edge.key] = self.state(tensor) or UNKNOWN
-        self._made[id(tensor)] = (int(edge), edge)
+            state = self.state(tensor)
+            self._behind[edge.key] = UNKNOWN if state is None else state
+        self._made[id(tensor)] = (tensor, edge)  # held, so that nobody else gets its id
         if written:
-            self._writes.setdefault(_key(tensor), []).append(_Write(int(edge), Region.of(tensor), edge))
+            key = _key(tensor)
+            self._writes.setdefault(key, []).append(_Write(int(edge), tensor, edge))
+            for exposed in self._exposed.get(key, ()):
+                exposed.values = exposed.tensor.detach().clone()
 
     def share(self, first: Tensor, second: Tensor) -> bool:
         """Whether two tensors live in one storage."""
         return _key(first) == _key(second)
 
-    def _last_write(self, tensor: Tensor, since: int) -> Edge | None:
-        region = Region.of(tensor)
-        for write in reversed(self._writes.get(_key(tensor), [])):
+    def _look(self, key: Hashable) -> None:
+        for exposed in self._exposed.get(key, ()):
+            if not _identical(exposed.tensor.detach(), exposed.values):
+                write = _Write(self._clock + 0.5, exposed.tensor, UNKNOWN)
+                self._writes.setdefault(key, []).append(write)
+                exposed.values = exposed.tensor.detach().clone()
+
+    def _last_write(self, tensor: Tensor, since: int) -> Edge | Unknown | None:
+        for write in reversed(self._writes.get(_key(tensor), ())):
             if write.when <= since:
                 return None
-            if region is None or write.region is None or region.overlaps(write.region):
-                return write.edge
+            if _overlap(tensor, write.tensor):
+                return write.source
         return None
 
     def _known(self, tensor: Tensor) -> list[_Known]:
         if id(tensor) in self._by_identity:
             return [self._by_identity[id(tensor)]]
-        candidates, region = self._roots.get(_key(tensor), []), Region.of(tensor)
-        return [
-            known
-            for known in candidates
-            if region is None or known.region is None or region.overlaps(known.region)
-        ]
+        return [known for known in self._roots.get(_key(tensor), ()) if _overlap(tensor, known.tensor)]
 
 
 def _key(tensor: Tensor) -> Hashable:
@@ -193,3 +224,16 @@ def _key(tensor: Tensor) -> Hashable:
         return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):
         return ("object", id(tensor))  # sparse and other layouts that own no storage of their own
+
+
+def _overlap(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors of one storage share an element, as far as their layouts tell."""
+    if first is second:
+        return True
+    here, there = Region.of(first), Region.of(second)
+    return here is None or there is None or here.overlaps(there)
+
+
+def _identical(left: Tensor, right: Tensor) -> bool:
+    # Bit for bit, so that NaN equals NaN.
+    return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))

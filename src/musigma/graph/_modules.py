@@ -56,13 +56,13 @@ class ModuleStack:
             if self._ours(module):
                 self._push(module)
 
-        def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        def leave(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
             if not self._ours(module):
                 return
-            # A module whose pre-hook failed leaves its frame behind: unwind down to the one that ends.
-            while self._frames and self._frames[-1].module is not module:
-                self._frames.pop()
-            if self._frames:
+            # Of a forward that failed torch passes no keyword arguments, and None for its result.
+            kwargs, result = rest if len(rest) == 2 else ({}, rest[0])
+            # Of a call that another's pre-hook stopped before ours ran there is no frame to leave.
+            if self._frames and self._frames[-1].module is module:
                 if result is not None:
                     after(self._frames[-1], args, kwargs, result)
                 self._frames.pop()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
-import torch
-from torch.overrides import get_testing_overrides, resolve_name
-
-from musigma.graph import _kinds as kinds
+from torch.overrides import resolve_name
 
 Function = Callable[..., Any]
 
@@ -25,6 +21,7 @@ _ALIASES: Final[dict[str, str]] = {
         "remainder": "__mod__ __rmod__ __imod__",
         "pow": "__pow__ __rpow__ __ipow__",
         "matmul": "__matmul__ __rmatmul__ __imatmul__",
+        "mm": "_sparse_mm",
         "neg": "__neg__ negative",
         "abs": "__abs__ absolute",
         "bitwise_not": "__invert__",
@@ -79,45 +76,13 @@ _ALIASES: Final[dict[str, str]] = {
         "weight_norm": "_weight_norm _weight_norm_interface",
         "multi_head_attention": "multi_head_attention_forward _native_multi_head_attention",
         "logsigmoid": "log_sigmoid",
+        "threshold": "_threshold",
     }.items()
     for alias in aliases.split()
 }
 
 # Casts by method, which would read as the escapes of the same name (`Tensor.float` against `float(x)`).
 _CASTS: Final = frozenset(("float", "int", "bool", "double", "half", "long"))
-
-# Written with its operands the other way round: `1 - x` calls `x.__rsub__(1)`.
-_REFLECTED: Final = kinds.ops(
-    "__rsub__ __rdiv__ __rtruediv__ __rfloordiv__ __rmod__ __rpow__ __rmatmul__ rsub"
-)
-
-# How torch's own signatures spell the first argument of an op.
-_FIRST: Final = frozenset(("self", "x", "a", "data"))
-
-_RECURRENT: Final[dict[str, tuple[str, ...]]] = {
-    "padded": (
-        "input",
-        "hx",
-        "params",
-        "has_biases",
-        "num_layers",
-        "dropout",
-        "train",
-        "bidirectional",
-        "batch_first",
-    ),
-    "packed": (
-        "input",
-        "batch_sizes",
-        "hx",
-        "params",
-        "has_biases",
-        "num_layers",
-        "dropout",
-        "train",
-        "bidirectional",
-    ),
-}
 
 
 def spelled(function: Function) -> str:
@@ -160,58 +125,3 @@ def overwrites_by_name(function: Function) -> bool:
 def qualified(function: Function) -> str:
     """The function as torch spells it, for people: `torch.nn.functional.relu`."""
     return resolve_name(function) or spelled(function)
-
-
-def argument_names(function: Function, args: Sequence[Any]) -> tuple[str, ...]:
-    """The names of positional arguments, as far as the signature is known; `input` comes first."""
-    name = op_name(function)
-    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        # Packed sequences pass their batch sizes second, which moves the weights to the fourth place.
-        return _RECURRENT["padded" if isinstance(args[2], list | tuple) else "packed"]
-    names = _signature(function)
-    if spelled(function) in _REFLECTED:
-        return ("other", "input", *names[2:])
-    return names
-
-
-def with_defaults(function: Function, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by name, with the defaults of a function written in Python filled in."""
-    defaults = _defaults(function)
-    return {**{name: value for name, value in defaults.items() if name not in named}, **named}
-
-
-@lru_cache(maxsize=4096)
-def _signature(function: Function) -> tuple[str, ...]:
-    schema = _schema(function)
-    if schema is not None:
-        names = [argument.name for argument in schema.arguments]
-    else:
-        names = list(_parameters(function)) or list(_parameters(get_testing_overrides().get(function)))
-    if names and names[0] in _FIRST:
-        names[0] = "input"
-    return tuple(names)
-
-
-@lru_cache(maxsize=4096)
-def _defaults(function: Function) -> dict[str, Any]:
-    return {
-        name: parameter.default
-        for name, parameter in _parameters(function).items()
-        if parameter.default is not parameter.empty and not name.startswith("_")
-    }
-
-
-def _parameters(function: Function | None) -> Mapping[str, inspect.Parameter]:
-    if not inspect.isfunction(function):
-        return {}
-    flexible = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(function).parameters
-    return {name: parameter for name, parameter in parameters.items() if parameter.kind not in flexible}
-
-
-def _schema(function: Function) -> Any:
-    if isinstance(function, torch._ops.OpOverload):
-        return function._schema
-    if isinstance(function, torch._ops.OpOverloadPacket):
-        return getattr(function, function.overloads()[0])._schema
-    return None

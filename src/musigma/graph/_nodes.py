@@ -9,6 +9,8 @@ from types import MappingProxyType
 
 import torch
 
+from musigma.graph._kinds import ops
+
 
 class Edge(int):
     """The index of the node that made a value, and which of its outputs the value is.
@@ -96,7 +98,7 @@ Source = Edge | Input | Parameter | Buffer | Unknown
 class TensorSpec:
     """What is known of a tensor after it is gone."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int | torch.SymInt, ...]
     dtype: torch.dtype
     device: torch.device
 
@@ -108,6 +110,30 @@ class TensorSpec:
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a tensor in a recipe."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to run an elementwise op again: its function and arguments, with slots where tensors stood.
+
+    Attributes:
+        target: the function, as torch spells it.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        operands: what stood in each slot: a source, or the number that a constant tensor held everywhere.
+    """
+
+    target: str
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    operands: tuple[Source | float, ...]
 
 
 @dataclass(frozen=True)
@@ -130,6 +156,7 @@ class Node:
         writes: names of the arguments whose memory this call changed.
         view: the result shares the memory of an argument, and nothing was written.
         target: the function that ran, as torch spells it (`torch.nn.functional.relu`).
+        recipe: for elementwise ops what it takes to run them again.
     """
 
     index: int
@@ -146,6 +173,7 @@ class Node:
     writes: tuple[str, ...] = ()
     view: bool = False
     target: str = ""
+    recipe: Recipe | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", MappingProxyType(dict(self.arguments)))
@@ -164,14 +192,35 @@ class Node:
         """Whether the call wrote over its own first argument (`relu_`, `x += y`, `x[0] = y`)."""
         return "input" in self.writes
 
+    def __repr__(self) -> str:
+        return f"<Node {self}>"
+
     def __str__(self) -> str:
-        operands = ", ".join(
-            f"{name}={_join(sources)}" if name not in ("input", "other", "tensors") else _join(sources)
+        operands = [
+            _join(sources) if name in _PLAIN_ARGUMENTS else f"{name}={_join(sources)}"
             for name, sources in self.arguments.items()
-        )
+        ]
+        for name, value in self.options.items():
+            if name in _TOLD and not (value is None or value in _NEUTRAL.get(name, ())):
+                operands.append(str(value) if name in _PLAIN_ARGUMENTS else f"{name}={value}")
         where = f"{self.module or '(model)'}: {self.module_type}" + (f" #{self.call}" if self.call else "")
         results = ", ".join(map(str, self.outputs)) or "-"
-        return f"%{self.index} = {self.op}{'_' if self.inplace else ''}({operands}) -> {results}  [{where}]"
+        name = f"{self.op}{'_' if self.inplace else ''}"
+        return f"%{self.index} = {name}({', '.join(operands)}) -> {results}  [{where}]"
+
+
+# Arguments that need no name in print: the signal.
+_PLAIN_ARGUMENTS = frozenset(("input", "other", "tensors"))
+
+# Numbers that say what an op does; sizes can be seen in the shapes, and switches are most often off.
+_TOLD = ops(
+    """
+    other alpha exponent negative_slope min max p dim dim0 dim1 dims kernel_size stride groups num_groups
+    chunks index approximate value
+    """
+)
+_ONES: tuple[object, ...] = (1, (1,), (1, 1), (1, 1, 1))
+_NEUTRAL = {"alpha": _ONES, "stride": _ONES, "groups": _ONES, "approximate": ("none",)}
 
 
 def _rebuild(values: dict[str, object]) -> Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import GeneratorType
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from musigma._errors import MusigmaWarning
 from musigma.graph import _kinds as kinds
 from musigma.graph import _names as names
 from musigma.graph._call import Call
@@ -19,7 +21,7 @@ from musigma.graph._example import Example, arguments, describe_call, input_name
 from musigma.graph._graph import Graph
 from musigma.graph._memory import Memory
 from musigma.graph._modules import Frame, ModuleStack
-from musigma.graph._nodes import Buffer, Input, Node, Parameter
+from musigma.graph._nodes import Buffer, Input, Node, Parameter, TensorSpec
 from musigma.graph._state import Untouched
 from musigma.graph._tensors import named_tensors
 
@@ -30,7 +32,7 @@ _QUESTIONS: Final = kinds.ops("""
     size dim shape dtype device numel ndim stride layout names itemsize nbytes nelement ndimension
     is_cuda is_cpu is_meta is_xpu is_mps is_nested is_sparse is_quantized is_complex
     is_floating_point is_contiguous is_leaf is_conj is_neg is_inference is_tensor requires_grad
-    grad_fn get_device element_size storage_offset data_ptr untyped_storage __len__ __repr__
+    grad_fn get_device element_size storage_offset untyped_storage __len__ __repr__
     __str__ __format__ __hash__ _version _set_grad_enabled _is_view output_nr
     """)
 
@@ -99,8 +101,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
-        elif isinstance(inner := model.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
-            model = inner
+        elif type(model).__name__ == "OptimizedModule":  # importing its class would import dynamo
+            model = model.get_submodule("_orig_mod")
         else:
             return model
 
@@ -110,9 +112,13 @@ def _eager() -> Iterator[None]:
     # Importing dynamo costs more than recording; who has compiled anything has imported it.
     if "torch._dynamo" not in sys.modules:
         yield
-    else:
-        with torch.compiler.set_stance("force_eager"):
-            yield
+        return
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        # Our hooks do see the wrapper and the module in it; both have a path, so nothing counts twice.
+        warnings.filterwarnings(
+            "ignore", message=r"Using `torch.compile\(module\)` when there are global hooks"
+        )
+        yield
 
 
 class _Recorder(TorchFunctionMode):
@@ -155,6 +161,10 @@ class _Recorder(TorchFunctionMode):
             inputs=self._inputs,
             parameters=tuple(all_names for _, all_names in self._parameters),
             buffers=tuple(all_names for _, all_names in self._buffers),
+            specs={
+                all_names[0]: TensorSpec.of(tensor)
+                for tensor, all_names in (*self._parameters, *self._buffers)
+            },
         )
 
     def note(self, call: str) -> str:
@@ -181,9 +191,10 @@ class _Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             call.finish(result)
+            self._warn_of_lost(call)
             node = self._add(call, self._stack.innermost) if call.is_op() else None
-        if node is not None and self._listen is not None:
-            self._listen(node, args, kwargs, call.outputs)
+        if node is not None:
+            self._hear(node, args, kwargs, call.outputs)
         return result
 
     def _add(self, call: Call, frame: Frame) -> Node:
@@ -197,20 +208,38 @@ class _Recorder(TorchFunctionMode):
             if isinstance(value, torch.Generator):
                 self._state.protect(value)
         for tensor in call.targets:
-            for root in self._memory.roots(tensor):
+            for _, root in self._memory.roots(tensor):
                 if id(root) in self._guarded:
                     self._state.protect(root)
 
+    def _warn_of_lost(self, call: Call) -> None:
+        for _, tensor in call.written.values():
+            for name, root in self._memory.roots(tensor):
+                if id(root) in self._guarded and not self._state.is_protected(root):
+                    self._guarded.discard(id(root))
+                    warnings.warn(
+                        f"{name} was overwritten by {call.target}, though its name and schema don't say so, "
+                        "and is not as it was before the recording: record a copy of the model instead",
+                        MusigmaWarning,
+                        stacklevel=3,
+                    )
+
     def _after_module(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         # A script module runs in an interpreter that no mode sees: it is one op, of all its parameters.
-        if isinstance(frame.module, torch.jit.ScriptModule):
-            named = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
-            named |= dict(frame.module.named_parameters())
-            named |= dict(frame.module.named_buffers())
+        if not isinstance(frame.module, torch.jit.ScriptModule):
+            return
+        named = {"input" if index == 0 else str(index): value for index, value in enumerate(args)}
+        state = (*frame.module.named_parameters(), *frame.module.named_buffers())
+        named |= {**kwargs, **{f"self.{name}": tensor for name, tensor in state}}
+        with torch._C.DisableTorchFunction():  # of modes too: nobody but us may see the bookkeeping
             call = Call("script", frame.module_type, named, self._memory)
             call.finish(result)
             if call.is_op():
-                self._add(call, frame)
+                self._hear(self._add(call, frame), args, kwargs, call.outputs)
+
+    def _hear(self, node: Node, args: Any, kwargs: dict[str, Any], outputs: tuple[Tensor, ...]) -> None:
+        if self._listen is not None:
+            self._listen(node, args, kwargs, outputs)
 
 
 def _grouped(named: Iterable[tuple[str, Tensor]]) -> list[tuple[Tensor, tuple[str, ...]]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from musigma.graph import _kinds as kinds
-from musigma.graph._nodes import UNKNOWN, Edge, Node, Source
+from musigma.graph._nodes import Edge, Node, Source
 
 if TYPE_CHECKING:
     from musigma.graph._graph import Graph
@@ -24,6 +24,9 @@ class Branch:
         nodes: the branch from start to end, in execution order, `end` included.
         last_parameter: the weight of the branch's last weight layer, None if it has none.
         skip: the nodes on the skip path: empty for the identity, a projection and its norm otherwise.
+        norms: the results of the normalizations inside the branch, also of those written out.
+        scalings: the products with something that doesn't depend on the example (LayerScale, ReZero,
+            `0.1 * branch`) after the last weight layer.
     """
 
     start: Source
@@ -32,11 +35,8 @@ class Branch:
     nodes: tuple[Node, ...]
     last_parameter: str | None
     skip: tuple[Node, ...]
-
-    @property
-    def norms(self) -> tuple[Node, ...]:
-        """The normalizations inside the branch."""
-        return tuple(node for node in self.nodes if node.op in kinds.NORMS)
+    norms: tuple[Node, ...]
+    scalings: tuple[Node, ...]
 
 
 def find_branches(graph: Graph) -> tuple[Branch, ...]:
@@ -51,10 +51,15 @@ def find_branches(graph: Graph) -> tuple[Branch, ...]:
     """
     found: dict[int, Branch] = {}
     for node in graph.nodes:
-        branch = _branch_of(graph, node, found) if node.op in kinds.ADDITIONS else None
+        branch = _branch_of(graph, node, found) if adds(node) else None
         if branch is not None:
             found[node.index] = branch
     return tuple(found.values())
+
+
+def adds(node: Node) -> bool:
+    """Whether a node sums two signals: an addition, or a norm that takes another one in (`add=`)."""
+    return node.op in kinds.ADDITIONS or "add" in node.arguments
 
 
 def _branch_of(graph: Graph, add: Node, known: dict[int, Branch]) -> Branch | None:
@@ -68,31 +73,48 @@ def _branch_of(graph: Graph, add: Node, known: dict[int, Branch]) -> Branch | No
 
 
 def _operands(add: Node) -> tuple[Source, ...]:
-    if add.op == "add":
-        return (*add.arguments.get("input", ())[:1], *add.arguments.get("other", ())[:1])
-    return (*add.arguments.get("input", ())[:1], *add.arguments.get("residual", ())[:1])
+    other = next(name for name in ("add", "residual", "other") if name in (*add.arguments, "other"))
+    return (*add.arguments.get("input", ())[:1], *add.arguments.get(other, ())[:1])
 
 
 def _between(graph: Graph, add: Node, skip: Source, end: Source, known: dict[int, Branch]) -> Branch | None:
     if not isinstance(end, Edge):
         return None
-    reach = _sources_behind(graph, end)
     for start, path in _skip_paths(graph, skip, known):
-        if _token(start) in reach and _token(start) != _token(end) and not _is_whole_number(graph, start):
-            nodes = _nodes_between(graph, start, end)
-            if _is_branch(graph, nodes, path):
-                return Branch(start, graph.nodes[end], add, nodes, _last_weight(graph, nodes), path)
+        if _is_whole_number(graph, start):
             return None
+        nodes = _nodes_between(graph, start, end)
+        if nodes:
+            begin = _origin(graph, start)
+            nodes = nodes if begin is start else _nodes_between(graph, begin, end)
+            return _made(graph, add, begin, nodes, path) if _is_branch(graph, nodes, path) else None
     return None
+
+
+# They may return their very argument, which then can't be told from its source.
+_SAME: Final = kinds.ops("to contiguous alias") | kinds.DROPOUTS
+
+
+def _origin(graph: Graph, start: Source) -> Source:
+    while isinstance(start, Edge) and graph.nodes[start].op in _SAME and graph.nodes[start].view:
+        start = graph.nodes[start].inputs[0]
+    return start
+
+
+def _made(graph: Graph, add: Node, start: Source, nodes: tuple[Node, ...], skip: tuple[Node, ...]) -> Branch:
+    inside = {node.index for node in nodes} | ({add.index} if "add" in add.arguments else set())
+    after = max((node.index for node in nodes if graph.weights(node)), default=-1)
+    scalings = tuple(n for n in nodes if n.index > after and _is_scaling(graph, n))
+    norms = tuple(norm.node for norm in graph.norms() if norm.node.index in inside)
+    return Branch(start, nodes[-1], add, nodes, _last_weight(graph, nodes), skip, norms, scalings)
+
+
+def _is_scaling(graph: Graph, node: Node) -> bool:
+    return node.op in kinds.SCALINGS and sum(map(graph.is_live, node.inputs)) == 1
 
 
 def _token(source: Source) -> object:
     return source.key if isinstance(source, Edge) else source
-
-
-def _sources_behind(graph: Graph, end: Edge) -> set[object]:
-    behind = {_token(source) for index in graph.ancestors(end) for source in graph.nodes[index].inputs}
-    return {token for token in behind if token is not UNKNOWN}
 
 
 def _is_whole_number(graph: Graph, source: Source) -> bool:
@@ -104,16 +126,16 @@ def _is_whole_number(graph: Graph, source: Source) -> bool:
     return bool(readers) and all(reader.op in kinds.EMBEDDINGS for reader in readers)
 
 
-_QUIET = (
-    (kinds.VIEWS - frozenset(("chunk", "split", "unbind", "tensor_split", "select")))
+_QUIET: Final = (
+    (kinds.VIEWS - kinds.SELECTIONS)
     | kinds.DROPOUTS
     | kinds.POOLINGS
     | kinds.PADDINGS
     | kinds.UPSAMPLINGS
     | (kinds.NORMS - kinds.ADDITIONS)
 )
-_SCALED = kinds.SCALINGS | kinds.ADDITIONS | kinds.SUBTRACTIONS
-_PROJECTIONS = kinds.CONVOLUTIONS | kinds.TRANSPOSED_CONVOLUTIONS | kinds.PRODUCTS
+_SCALED: Final = kinds.SCALINGS | kinds.ADDITIONS | kinds.SUBTRACTIONS
+_PROJECTIONS: Final = kinds.CONVOLUTIONS | kinds.TRANSPOSED_CONVOLUTIONS | kinds.PRODUCTS
 
 
 def _skip_paths(
@@ -136,33 +158,56 @@ def _through(graph: Graph, node: Node, path: tuple[Node, ...]) -> Source | None:
     if len(signals) != 1:
         return None
     if node.op in _PROJECTIONS and graph.weights(node):
-        return None if _work(graph, path) or _drops_positions(node, path) else signals[0]
-    if node.op in _QUIET and not (_work(graph, path) and _drops_positions(node, (node,))):
-        return signals[0]
-    return signals[0] if node.op in _SCALED else None
+        return None if _work(graph, path) or any(step.op in kinds.SELECTIONS for step in path) else signals[0]
+    if node.op in kinds.SELECTIONS:
+        return signals[0] if _subsamples(node) and not _work(graph, path) else None
+    return signals[0] if node.op in _QUIET | _SCALED else None
 
 
-def _drops_positions(node: Node, path: tuple[Node, ...]) -> bool:
-    # `x[:, t]` of a hand-written recurrence is another time step, not a skip to the same signal.
-    return any(step.op in kinds.SELECTIONS for step in path)
+def _subsamples(node: Node) -> bool:
+    """Whether a selection keeps every dimension: `x[:, ::2]`.
+
+    `x[:, t]` of a hand-written recurrence is another time step, not a skip to the same signal.
+    """
+    index = node.options.get("index")
+    parts = index if isinstance(index, tuple) else (index,)
+    return node.op == "getitem" and all(isinstance(part, slice) or part is ... for part in parts)
 
 
 def _work(graph: Graph, nodes: tuple[Node, ...]) -> int:
     return sum(bool(graph.weights(node)) for node in nodes)
 
 
-_WORKING = kinds.NORMS | kinds.ATTENTIONS | kinds.POOLINGS | kinds.RECURRENT
+_WORKING: Final = kinds.NORMS | kinds.ATTENTIONS | kinds.POOLINGS | kinds.RECURRENT
 
 
 def _is_branch(graph: Graph, nodes: tuple[Node, ...], skip: tuple[Node, ...]) -> bool:
     if _work(graph, skip):
         return _work(graph, nodes) > _work(graph, skip)
-    return any(node.op in _WORKING or graph.weights(node) for node in nodes)
+    inside = {node.index for node in nodes}
+    return any(node.op in _WORKING or graph.weights(node) for node in nodes) or any(
+        norm.node.index in inside for norm in graph.norms()
+    )
 
 
 def _nodes_between(graph: Graph, start: Source, end: Edge) -> tuple[Node, ...]:
-    inside = graph.ancestors(end) & graph.descendants(start)
-    return tuple(graph.nodes[index] for index in sorted(inside))
+    """The nodes on the ways from one value (exclusive) to the node of another, empty if there is none."""
+    # Nothing before the start lies on a way from it, which keeps the search inside the block.
+    floor = int(start) if isinstance(start, Edge) else -1
+    behind, pending = {int(end)}, [int(end)]
+    while pending:
+        node = graph.nodes[pending.pop()]
+        further = {int(s) for s in node.inputs if isinstance(s, Edge) and s > floor} - behind
+        behind |= further
+        pending += further
+    reached: set[int] = set()
+    for index in sorted(behind):
+        sources = graph.nodes[index].inputs
+        if any(s in reached if isinstance(s, Edge) else False for s in sources) or any(
+            _token(s) == _token(start) for s in sources
+        ):
+            reached.add(index)
+    return tuple(graph.nodes[index] for index in sorted(reached)) if int(end) in reached else ()
 
 
 def _last_weight(graph: Graph, nodes: tuple[Node, ...]) -> str | None:

@@ -54,6 +54,10 @@ class Untouched:
     ) -> None:
         self._undo.close()
 
+    def is_protected(self, value: Tensor) -> bool:
+        """Whether `protect` remembers a tensor."""
+        return id(value) in self._protected
+
     def protect(self, value: Tensor | torch.Generator) -> None:
         """Remember a tensor that is about to be overwritten, or a generator about to be drawn from."""
         if id(value) in self._protected:
@@ -75,27 +79,42 @@ def _refuse_lazy(model: nn.Module) -> None:
         )
 
 
-def _attributes(module: nn.Module) -> tuple[dict[str, Any], dict[str, dict[Any, Any]]]:
+Container = dict[Any, Any] | list[Any] | set[Any]
+
+
+def _attributes(module: nn.Module) -> tuple[dict[str, Any], dict[str, Container]]:
     attributes = dict(module.__dict__)
-    registries = {name: dict(value) for name, value in attributes.items() if isinstance(value, dict)}
-    return attributes, registries
+    # One level deep: registrations, hooks, and the lists and tables that a forward may add to.
+    contents: dict[str, Container] = {}
+    for name, value in attributes.items():
+        for kind in (dict, list, set):
+            if isinstance(value, kind):
+                contents[name] = kind(value)
+    return attributes, contents
 
 
 def _restore_attributes(
-    module: nn.Module, attributes: dict[str, Any], registries: dict[str, dict[Any, Any]]
+    module: nn.Module, attributes: dict[str, Any], contents: dict[str, Container]
 ) -> None:
     # Through __dict__, not setattr: torch's own __setattr__ registers, and a subclass's may do anything.
     module.__dict__.clear()
     module.__dict__.update(attributes)
-    for name, content in registries.items():
-        registry = attributes[name]
-        if not _same_items(registry, content):
-            registry.clear()
-            registry.update(content)
+    for name, content in contents.items():
+        container = attributes[name]
+        if not _same_items(container, content):
+            container.clear()
+            container.extend(content) if isinstance(container, list) else container.update(content)
 
 
-def _same_items(left: dict[Any, Any], right: dict[Any, Any]) -> bool:
-    return list(left) == list(right) and all(left[key] is right[key] for key in right)
+def _same_items(left: Container, right: Container) -> bool:
+    # By identity: what `==` means between the items of a stranger is not ours to ask.
+    if isinstance(left, dict) and isinstance(right, dict):
+        return list(map(id, left)) == list(map(id, right)) and _same_items(
+            [*left.values()], [*right.values()]
+        )
+    if isinstance(left, set):
+        return {id(item) for item in left} == {id(item) for item in right}
+    return list(map(id, left)) == list(map(id, right))
 
 
 def _put_buffers_away(model: nn.Module, undo: ExitStack) -> None:

@@ -11,7 +11,8 @@ from musigma.init._identity import dirac_, identity_
 from musigma.init._lecun import lecun_normal_, lecun_uniform_
 from musigma.init._names import generator_for
 from musigma.init._orthogonal import delta_orthogonal_, orthogonal_
-from musigma.init._packing import blocks, per_block
+from musigma.init._packing import blocks
+from musigma.init._per_block import per_block
 from musigma.init._recurrent import gru_update_bias_, lstm_forget_bias_
 from musigma.init._report import ApplyReport, Written
 from musigma.init._scheme import SCHEMES, Law, Sample, Scheme

@@ -137,7 +137,7 @@ def resolve(activation: Activation) -> tuple[Function, str]:
 
     def function(z: Tensor) -> Tensor:
         # In-place activations write to their argument, random ones draw.
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.device("cpu"), torch.random.fork_rng(devices=[]):
             out = raw(z.clone())
         return _as_real(out, z, label)
 
@@ -182,7 +182,7 @@ def _as_real(out: object, z: Tensor, label: str) -> Tensor:
 
 
 def _require_elementwise(function: Function, label: str) -> None:
-    z = torch.linspace(-3.0, 3.0, 61, dtype=torch.float64)
+    z = torch.linspace(-3.0, 3.0, 61, dtype=torch.float64, device="cpu")
     whole, part = function(z), function(z[::3])
     # Vectorised and scalar code of one function may differ by some units in the last place of the dtype
     # it computes in, float32 at worst: 16 of them.

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from musigma.init._fans import Fans, fans
-from musigma.init._names import Slot, generator_for, slots
+from musigma.init._fans import Fans, layer_fans
+from musigma.init._names import Slot, clean, generator_for, slots
 from musigma.init._packing import part_names
 from musigma.init._report import ApplyReport, Written
 from musigma.init._rule import Rule, SchemeLike, make_rule
@@ -39,7 +39,7 @@ def apply(
     modules were registered, the device, the layout, or the dtype (half precision holds the same numbers,
     rounded). Schemes are told the effective fans of the layer that owns the tensor, and treat packed
     weights (query-key-value, gates, groups) block by block. Everything is checked before anything is
-    written.
+    written. The padding row of an embedding stays zero.
 
     Law: that of each scheme.
 
@@ -63,8 +63,9 @@ def apply(
         TypeError: rules are no mapping, or a rule is no scheme.
 
     Example:
-        >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> report = apply(model, {"*.weight": "he_normal", "*.bias": "zeros"}, skip=["2.bias"])
+        >>> import torch, musigma as ms
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> report = ms.init.apply(model, {"*.weight": "he_normal", "*.bias": "zeros"}, skip=["2.bias"])
         >>> sorted(report.written), report.skipped
         (['0.bias', '0.weight', '2.weight'], {'2.bias': 'in skip'})
 
@@ -74,14 +75,16 @@ def apply(
     if not isinstance(rules, Mapping):
         raise TypeError(f"rules must map patterns to schemes, got {type(rules).__name__}")
     found = slots(model)
-    ready = [make_rule(pattern, scheme) for pattern, scheme in rules.items()]
-    skipped = _skipped(found, [skip] if isinstance(skip, str) else list(skip), model)
+    ready = [make_rule(clean(pattern, model), scheme) for pattern, scheme in rules.items()]
+    kept = [clean(name, model) for name in ([skip] if isinstance(skip, str) else skip)]
+    skipped = _skipped(found, kept, model)
     tasks, untouched = _assign(found, ready, skipped)
     for task in tasks:
         _rehearse(task, seed)
+    report = ApplyReport({t.name: _written(t) for t in tasks}, skipped, untouched)
     for task in tasks:
         _perform(task, seed)
-    return ApplyReport({t.name: _written(t) for t in tasks}, skipped, untouched)
+    return report
 
 
 def _matches(slot: Slot, pattern: str) -> list[str]:
@@ -91,7 +94,7 @@ def _matches(slot: Slot, pattern: str) -> list[str]:
 def _skipped(found: list[Slot], patterns: list[str], model: nn.Module) -> dict[str, str]:
     """Names of the tensors that `skip` protects; a pattern that protects nothing is a mistake."""
     skipped: dict[str, str] = {}
-    buffers = [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    buffers = [clean(name, model) for name, _ in model.named_buffers(remove_duplicate=False)]
     for pattern in patterns:
         hits = [names[0] for slot in found if (names := _matches(slot, pattern))]
         # A checkpoint's keys include buffers and extra state, which are never written.
@@ -173,11 +176,12 @@ def _task(slot: Slot, rule: Rule) -> _Task:
 
 
 def _owner_fans(owner: nn.Module, leaf: str, parameter: Tensor) -> Fans | None:
-    weight = leaf if parameter.dim() > 1 else leaf.replace("bias", "weight")
-    beside = getattr(owner, weight, None)
-    if not isinstance(beside, Tensor) or beside.dim() < 2:
+    if parameter.dim() > 1:
+        return layer_fans(owner, leaf, parameter)
+    beside = owner._parameters.get(leaf.replace("bias", "weight"))
+    if beside is None or beside.dim() < 2:
         return None
-    return fans(owner, weight)
+    return layer_fans(owner, leaf.replace("bias", "weight"), beside)
 
 
 def _rehearse(task: _Task, seed: int) -> None:
@@ -189,7 +193,7 @@ def _rehearse(task: _Task, seed: int) -> None:
             rule.fill(blank, torch.Generator(), task.keywords)
             return
         # float32 whatever the parameter's dtype, so that a model in half precision gets the same numbers.
-        task.staged = torch.full(parameter.shape, math.nan, dtype=torch.float32)
+        task.staged = torch.full(parameter.shape, math.nan, dtype=torch.float32, device="cpu")
         with torch.no_grad():
             rule.fill(task.staged, generator_for(seed, task.slot.name), task.keywords)
     except Exception as error:
@@ -206,14 +210,25 @@ def _rehearse(task: _Task, seed: int) -> None:
 
 @torch.no_grad()
 def _perform(task: _Task, seed: int) -> None:
-    parameter = task.slot.parameter
+    _fill(task, task.slot.parameter, seed)
+    for owner, leaf in task.slot.owners.values():
+        # The row that stands for padding is zero by definition and gets no gradient to become so.
+        if (
+            isinstance(owner, nn.Embedding | nn.EmbeddingBag)
+            and leaf == "weight"
+            and owner.padding_idx is not None
+        ):
+            task.slot.parameter[owner.padding_idx] = 0.0
+
+
+def _fill(task: _Task, parameter: Tensor, seed: int) -> None:
     if task.staged is not None:
         parameter.copy_(task.staged)
         return
     # CPU numbers for every device: other devices' generators give others.
-    target = (
-        parameter if parameter.device.type == "cpu" else torch.empty(parameter.shape, dtype=parameter.dtype)
-    )
+    target = parameter
+    if parameter.device.type != "cpu":
+        target = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
     task.rule.fill(target, generator_for(seed, task.slot.name), task.keywords)
     if target is not parameter:
         parameter.copy_(target)

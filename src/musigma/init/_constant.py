@@ -35,8 +35,8 @@ def constant_(w: Tensor, *, value: float) -> Tensor:
         w, written in place.
 
     Example:
-        >>> import torch
-        >>> constant_(torch.empty(2), value=0.5)
+        >>> import torch, musigma as ms
+        >>> ms.init.constant_(torch.empty(2), value=0.5)
         tensor([0.5000, 0.5000])
 
     References:
@@ -67,8 +67,8 @@ def zeros_(w: Tensor) -> Tensor:
         w, written in place.
 
     Example:
-        >>> import torch
-        >>> zeros_(torch.empty(2))
+        >>> import torch, musigma as ms
+        >>> ms.init.zeros_(torch.empty(2))
         tensor([0., 0.])
 
     References:
@@ -96,8 +96,8 @@ def ones_(w: Tensor) -> Tensor:
         w, written in place.
 
     Example:
-        >>> import torch
-        >>> ones_(torch.empty(2))
+        >>> import torch, musigma as ms
+        >>> ms.init.ones_(torch.empty(2))
         tensor([1., 1.])
 
     References:

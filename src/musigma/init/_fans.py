@@ -3,10 +3,12 @@
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import is_parametrized
 
-from musigma.init._packing import own_tensor, part_names
+from musigma.init._packing import gate_names, own_tensor, part_names
 
 _CONVOLUTION = nn.modules.conv._ConvNd
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
@@ -21,12 +23,16 @@ class Fans(NamedTuple):
     Var(∂a) = fan_out·Var(W)·E[∂z²] true on average over positions, so a stride can make them fractions.
 
     Example:
-        >>> Fans(3, 4).fan_out
+        >>> import torch, musigma as ms
+        >>> ms.init.Fans(3, 4).fan_out
         4
     """
 
     fan_in: float | int
     fan_out: float | int
+
+
+FansLike = Fans | tuple[float | int, float | int]
 
 
 def fans(module_or_weight: nn.Module | Tensor, name: str = "weight") -> Fans:
@@ -56,11 +62,12 @@ def fans(module_or_weight: nn.Module | Tensor, name: str = "weight") -> Fans:
         AttributeError: the module has no such tensor.
 
     Example:
-        >>> fans(nn.Conv2d(8, 8, 3, groups=8))            # depthwise: torch counts fan_out = 72
+        >>> import torch, musigma as ms
+        >>> ms.init.fans(torch.nn.Conv2d(8, 8, 3, groups=8))            # depthwise: torch counts fan_out = 72
         Fans(fan_in=9, fan_out=9)
-        >>> fans(nn.ConvTranspose2d(16, 4, 4, stride=2))
+        >>> ms.init.fans(torch.nn.ConvTranspose2d(16, 4, 4, stride=2))
         Fans(fan_in=64, fan_out=64)
-        >>> fans(nn.MultiheadAttention(6, 2), "in_proj_weight")
+        >>> ms.init.fans(torch.nn.MultiheadAttention(6, 2), "in_proj_weight")
         Fans(fan_in=6, fan_out=6)
 
     References:
@@ -69,26 +76,55 @@ def fans(module_or_weight: nn.Module | Tensor, name: str = "weight") -> Fans:
     """
     if isinstance(module_or_weight, nn.Module):
         path, _, leaf = name.rpartition(".")
-        return _module_fans(module_or_weight.get_submodule(path), leaf)
+        owner = module_or_weight.get_submodule(path)
+        return layer_fans(owner, leaf, _shaped_like(owner, leaf))
     if isinstance(module_or_weight, Tensor):
         return _tensor_fans(module_or_weight, "the tensor")
     raise TypeError(f"fans needs a module or a tensor, got {type(module_or_weight).__name__}")
 
 
-def _module_fans(module: nn.Module, name: str) -> Fans:
-    weight = own_tensor(module, name)
-    what = f"{name!r} of {type(module).__name__}"
-    count = _tensor_fans(weight, what)
-    if isinstance(module, _CONVOLUTION) and name == "weight":
+def layer_fans(module: nn.Module, name: str, weight: Tensor) -> Fans:
+    """The fans of a weight, given the layer that uses it under a name.
+
+    Args:
+        module: the layer.
+        name: what it calls the weight.
+        weight: the weight, or a tensor of its shape.
+
+    Returns:
+        The effective fans.
+
+    Raises:
+        ValueError: fewer than two dimensions, or no shape yet.
+
+    Example:
+        >>> layer_fans(nn.GRUCell(2, 3), "weight_ih", nn.GRUCell(2, 3).weight_ih)
+        Fans(fan_in=2, fan_out=3)
+
+    References:
+        None.
+    """
+    count = _tensor_fans(weight, f"{name!r} of {type(module).__name__}")
+    if (isinstance(module, _PACKED) or gate_names(module)) and name.startswith(_PACKED_WEIGHTS):
+        return Fans(weight.shape[1], weight.shape[0] // max(1, len(part_names(module, name))))
+    if name != "weight":
+        return count
+    if isinstance(module, _CONVOLUTION):
         return _convolution_fans(module)
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and name == "weight":
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return Fans(1, weight.shape[1])
-    if isinstance(module, _PACKED) and name.startswith(_PACKED_WEIGHTS):
-        pieces = max(1, len(part_names(module, name)))
-        return Fans(weight.shape[1], weight.shape[0] // pieces)
-    if _is_transposed_linear(module) and name == "weight":
+    if _is_transposed_linear(module):
         return Fans(weight.shape[0], weight.shape[1])
     return count
+
+
+def _shaped_like(module: nn.Module, name: str) -> Tensor:
+    """A tensor as large as a module's, without computing a parametrized one (which can have effects)."""
+    if is_parametrized(module, name):
+        return max(
+            module.get_submodule(f"parametrizations.{name}").parameters(recurse=False), key=torch.numel
+        )
+    return own_tensor(module, name)
 
 
 def _tensor_fans(weight: Tensor, what: str) -> Fans:
@@ -97,7 +133,7 @@ def _tensor_fans(weight: Tensor, what: str) -> Fans:
     if weight.dim() < 2:
         raise ValueError(
             f"Fan in and fan out can not be computed for tensor with fewer than 2 dimensions: {what} has "
-            f"shape {tuple(weight.shape)}; pass the layer's weight, or fans= for a tensor that only looks so"
+            f"shape {tuple(weight.shape)}; a bias or a norm's weight needs another scheme (zeros_, ones_)"
         )
     kernel = math.prod(weight.shape[2:])
     return Fans(weight.shape[1] * kernel, weight.shape[0] * kernel)

@@ -93,7 +93,8 @@ def uniform_(
         RuntimeError: low > high, or a bound is NaN.
 
     Example:
-        >>> w = uniform_(torch.empty(1000), low=-1.0, high=1.0)
+        >>> import torch, musigma as ms
+        >>> w = ms.init.uniform_(torch.empty(1000), low=-1.0, high=1.0)
         >>> bool((w.abs() <= 1).all())
         True
 
@@ -123,7 +124,8 @@ def uniform_centered_(w: Tensor, *, generator: torch.Generator | None = None) ->
         w, written in place.
 
     Example:
-        >>> bool((uniform_centered_(torch.empty(1000)).abs() <= 0.5).all())
+        >>> import torch, musigma as ms
+        >>> bool((ms.init.uniform_centered_(torch.empty(1000)).abs() <= 0.5).all())
         True
 
     References:
@@ -164,7 +166,8 @@ def normal_(
         RuntimeError: std is negative or NaN.
 
     Example:
-        >>> normal_(torch.empty(2), mean=3.0, std=0.0)
+        >>> import torch, musigma as ms
+        >>> ms.init.normal_(torch.empty(2), mean=3.0, std=0.0)
         tensor([3., 3.])
 
     References:
@@ -196,8 +199,11 @@ def normal_tenth_(w: Tensor, *, generator: torch.Generator | None = None) -> Ten
         w, written in place.
 
     Example:
-        >>> tuple(normal_tenth_(torch.empty(2, 3)).shape)
-        (2, 3)
+        >>> import torch, musigma as ms
+        >>> g = torch.Generator().manual_seed(0)
+        >>> w = ms.init.normal_tenth_(torch.empty(300, 400), generator=g)
+        >>> round(ms.moments(w, None).std().item(), 2)
+        0.1
 
     References:
         Lecture notes, section 7.2.
@@ -228,8 +234,11 @@ def normal_hundredth_(w: Tensor, *, generator: torch.Generator | None = None) ->
         w, written in place.
 
     Example:
-        >>> tuple(normal_hundredth_(torch.empty(2, 3)).shape)
-        (2, 3)
+        >>> import torch, musigma as ms
+        >>> g = torch.Generator().manual_seed(0)
+        >>> w = ms.init.normal_hundredth_(torch.empty(300, 400), generator=g)
+        >>> round(ms.moments(w, None).std().item(), 3)
+        0.01
 
     References:
         Lecture notes, section 7.2; Krizhevsky et al. 2012 (AlexNet's weights).

@@ -33,7 +33,8 @@ class ActivationMoments(NamedTuple):
     """What an activation makes of a normal pre-activation: E[φ(z)] and E[φ(z)²].
 
     Example:
-        >>> ActivationMoments(0.5, 1.25).var
+        >>> import torch, musigma as ms
+        >>> ms.init.ActivationMoments(0.5, 1.25).var
         1.0
     """
 
@@ -64,7 +65,8 @@ def moments_of(activation: Activation, mean: float = 0.0, std: float = 1.0) -> A
         TypeError: φ is not a fixed elementwise function.
 
     Example:
-        >>> m = moments_of("relu")
+        >>> import torch, musigma as ms
+        >>> m = ms.init.moments_of("relu")
         >>> round(m.mean, 6), round(m.mean_square, 6)      # 1/√(2π), 1/2
         (0.398942, 0.5)
 
@@ -80,7 +82,7 @@ def moments_of(activation: Activation, mean: float = 0.0, std: float = 1.0) -> A
         return torch.stack([out, out.square()])
 
     if std == 0:
-        first, second = both(torch.tensor([mean], dtype=torch.float64)).squeeze(-1).tolist()
+        first, second = both(torch.tensor([mean], dtype=torch.float64, device="cpu")).squeeze(-1).tolist()
     else:
         first, second = expect(both, mean, std, label).tolist()
     return ActivationMoments(first, second)
@@ -109,7 +111,8 @@ def gain(activation: Activation) -> float:
         TypeError: φ is not a fixed elementwise function.
 
     Example:
-        >>> round(gain("relu"), 4), round(gain("gelu"), 4), round(gain(torch.sin), 4)
+        >>> import torch, musigma as ms
+        >>> round(ms.init.gain("relu"), 4), round(ms.init.gain("gelu"), 4), round(ms.init.gain(torch.sin), 4)
         (1.4142, 1.5335, 1.5209)
 
     References:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from musigma.init._activations import Activation, canonical_name
 from musigma.init._draw import fill_normal, fill_uniform
-from musigma.init._fans import Fans
+from musigma.init._fans import FansLike
 from musigma.init._gains import gain
 from musigma.init._scaling import (
     BAD_FANS,
@@ -68,7 +68,7 @@ def he_normal_(
     mode: str = "fan_in",
     nonlinearity: Activation = "relu",
     negative_slope: float | None = None,
-    fans: Fans | None = None,
+    fans: FansLike | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Write normal numbers that keep the mean square through an activation (Kaiming He).
@@ -92,8 +92,14 @@ def he_normal_(
             for something that has none.
 
     Example:
-        >>> tuple(he_normal_(torch.empty(4, 9), nonlinearity=torch.nn.GELU()).shape)
-        (4, 9)
+        >>> import torch, musigma as ms
+        >>> g = torch.Generator().manual_seed(0)
+        >>> w = ms.init.he_normal_(torch.empty(300, 400), generator=g)
+        >>> round(400 * ms.moments(w, None).var().item(), 1)
+        2.0
+        >>> w = ms.init.he_normal_(torch.empty(300, 400), nonlinearity=torch.nn.GELU(), generator=g)
+        >>> round(400 * ms.moments(w, None).var().item(), 1)     # 1/E[gelu(z)²] = 2.35
+        2.4
 
     References:
         He et al. 2015, Delving Deep into Rectifiers, eq. 10, 14 and 15.
@@ -115,7 +121,7 @@ def he_uniform_(
     mode: str = "fan_in",
     nonlinearity: Activation = "relu",
     negative_slope: float | None = None,
-    fans: Fans | None = None,
+    fans: FansLike | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Write uniform numbers that keep the mean square through an activation (Kaiming He).
@@ -138,7 +144,8 @@ def he_uniform_(
             for something that has none.
 
     Example:
-        >>> bool((he_uniform_(torch.empty(4, 6)).abs() <= 1).all())
+        >>> import torch, musigma as ms
+        >>> bool((ms.init.he_uniform_(torch.empty(4, 6)).abs() <= 1).all())
         True
 
     References:

@@ -58,8 +58,8 @@ def identity_(w: Tensor, *, gain: float = 1.0, groups: int = 1) -> Tensor:
         ValueError: not two dimensions, dim 0 not divisible by groups.
 
     Example:
-        >>> import torch
-        >>> identity_(torch.empty(2, 3))
+        >>> import torch, musigma as ms
+        >>> ms.init.identity_(torch.empty(2, 3))
         tensor([[1., 0., 0.],
                 [0., 1., 0.]])
 
@@ -110,8 +110,8 @@ def dirac_(w: Tensor, *, gain: float = 1.0, groups: int = 1) -> Tensor:
         ValueError: not three to five dimensions, dim 0 not divisible by groups.
 
     Example:
-        >>> import torch
-        >>> dirac_(torch.empty(1, 1, 3))
+        >>> import torch, musigma as ms
+        >>> ms.init.dirac_(torch.empty(1, 1, 3))
         tensor([[[0., 1., 0.]]])
 
     References:

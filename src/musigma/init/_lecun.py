@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from musigma.init._draw import fill_normal, fill_uniform
-from musigma.init._fans import Fans
+from musigma.init._fans import FansLike
 from musigma.init._scaling import FAN_SAMPLES, fan_std, scaled_normal_law, scaled_uniform_law
 from musigma.init._scheme import Setting, scheme
 
@@ -22,7 +22,7 @@ def _lecun_var(setting: Setting) -> float:
     samples=FAN_SAMPLES,
 )
 def lecun_normal_(
-    w: Tensor, *, gain: float = 1.0, fans: Fans | None = None, generator: torch.Generator | None = None
+    w: Tensor, *, gain: float = 1.0, fans: FansLike | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """Write normal numbers that keep the forward variance of centered inputs, and of SELU networks.
 
@@ -41,8 +41,11 @@ def lecun_normal_(
         ValueError: fewer than two dimensions, fans not positive, gain negative.
 
     Example:
-        >>> tuple(lecun_normal_(torch.empty(4, 9)).shape)
-        (4, 9)
+        >>> import torch, musigma as ms
+        >>> g = torch.Generator().manual_seed(0)
+        >>> w = ms.init.lecun_normal_(torch.empty(300, 400), generator=g)
+        >>> round(400 * ms.moments(w, None).var().item(), 1)
+        1.0
 
     References:
         LeCun, Bottou, Orr & Müller 1998, Efficient BackProp, section 4.6; Klambauer et al. 2017 (SELU).
@@ -58,7 +61,7 @@ def lecun_normal_(
     samples=FAN_SAMPLES,
 )
 def lecun_uniform_(
-    w: Tensor, *, gain: float = 1.0, fans: Fans | None = None, generator: torch.Generator | None = None
+    w: Tensor, *, gain: float = 1.0, fans: FansLike | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """Write uniform numbers that keep the forward variance of centered inputs, and of SELU networks.
 
@@ -77,7 +80,8 @@ def lecun_uniform_(
         ValueError: fewer than two dimensions, fans not positive, gain negative.
 
     Example:
-        >>> bool((lecun_uniform_(torch.empty(4, 3)).abs() <= 1).all())
+        >>> import torch, musigma as ms
+        >>> bool((ms.init.lecun_uniform_(torch.empty(4, 3)).abs() <= 1).all())
         True
 
     References:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import ParametrizationList
 
 # Path segments that torch's own wrappers (compile, FSDP, checkpointing) put between the model's.
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -21,7 +22,7 @@ class Slot:
 
     Attributes:
         parameter: the tensor.
-        owners: name → (module that holds it, its name there).
+        owners: name → (layer that uses it, the layer's name for it).
     """
 
     parameter: Tensor
@@ -68,7 +69,8 @@ def generator_for(seed: int, name: str) -> torch.Generator:
         A CPU generator that depends on nothing but the two.
 
     Example:
-        >>> a, b = generator_for(0, "a"), generator_for(0, "b")
+        >>> import torch, musigma as ms
+        >>> a, b = ms.init.generator_for(0, "a"), ms.init.generator_for(0, "b")
         >>> bool(torch.rand((), generator=a) == torch.rand((), generator=b))
         False
 
@@ -80,17 +82,64 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     # torch's CPU generator keeps 32 bits of a seed: among 10,000 names a pair of equals is 1 in 86. Starting
     # at one of 65,536 places of the stream makes it 1 in 5 million.
     offset = int.from_bytes(digest[4:], "little") % _OFFSETS
-    torch.empty(offset, dtype=torch.int32).random_(generator=generator)
+    torch.empty(offset, dtype=torch.int32, device="cpu").random_(generator=generator)
     return generator
 
 
-def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DataParallel and DistributedDataParallel.
+
+    Args:
+        model: any module.
+
+    Returns:
+        The first module that is neither.
+
+    Example:
+        >>> unwrapped(DataParallel(nn.ReLU()))
+        ReLU()
+
+    References:
+        None.
+    """
     while isinstance(model, DataParallel | DistributedDataParallel):
         model = model.module
+    return model
+
+
+def clean(name: str, model: nn.Module) -> str:
+    """A name or pattern without what wrappers add to it: `module.` in front, `_orig_mod.` anywhere.
+
+    Args:
+        name: as the wrapped model's state_dict spells it, or plain.
+        model: the model it is meant for.
+
+    Returns:
+        The name in the model's own words.
+
+    Example:
+        >>> clean("_orig_mod.0.weight", nn.ReLU())
+        '0.weight'
+
+    References:
+        None.
+    """
+    while isinstance(model, DataParallel | DistributedDataParallel):
+        name, model = name.removeprefix("module."), model.module
+    return ".".join(s for s in name.split(".") if s not in _WRAPPERS)
+
+
+def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    model = unwrapped(model)
     for path, module in model.named_modules(remove_duplicate=False):
         segments = [s for s in path.split(".") if s and s not in _WRAPPERS]
         for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            yield ".".join([*segments, leaf]), module, leaf, parameter
+            owner, own = module, leaf
+            if isinstance(module, ParametrizationList):
+                # layer.parametrizations.weight.original belongs to the layer, as its weight.
+                layer, _, own = path.rpartition("parametrizations.")
+                owner = model.get_submodule(layer.rstrip("."))
+            yield ".".join([*segments, leaf]), owner, own, parameter
 
 
 def _identity(parameter: Tensor) -> object:

@@ -129,7 +129,8 @@ def orthogonal_(
         ValueError: fewer than two dimensions, dim 0 not divisible by groups, gain not finite.
 
     Example:
-        >>> w = orthogonal_(torch.empty(3, 5))
+        >>> import torch, musigma as ms
+        >>> w = ms.init.orthogonal_(torch.empty(3, 5))
         >>> bool(torch.allclose(w @ w.T, torch.eye(3), atol=1e-6))
         True
 
@@ -190,7 +191,8 @@ def delta_orthogonal_(
         ValueError: not three to five dimensions, dim 0 not divisible by groups, gain not finite.
 
     Example:
-        >>> w = delta_orthogonal_(torch.empty(4, 4, 3))
+        >>> import torch, musigma as ms
+        >>> w = ms.init.delta_orthogonal_(torch.empty(4, 4, 3))
         >>> bool(torch.allclose(w[:, :, 1] @ w[:, :, 1].T, torch.eye(4), atol=1e-6))
         True
 

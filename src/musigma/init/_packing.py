@@ -1,14 +1,14 @@
 """Tensors that hold several weight matrices stacked along their first dimension."""
 
-from collections.abc import Callable, Sequence
-
-import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-# PyTorch's documented orders of the stacked pieces.
+from musigma.nn import BatchNormLSTM, LayerNormGRU, LayerNormLSTM
+
+# PyTorch's documented orders of the stacked pieces; musigma's own layers keep them.
 _RECURRENT_GATES: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
-    ((nn.LSTM, nn.LSTMCell), ("input", "forget", "cell", "output")),
-    ((nn.GRU, nn.GRUCell), ("reset", "update", "new")),
+    ((nn.LSTM, nn.LSTMCell, LayerNormLSTM, BatchNormLSTM), ("input", "forget", "cell", "output")),
+    ((nn.GRU, nn.GRUCell, LayerNormGRU), ("reset", "update", "new")),
 )
 _ATTENTION_PROJECTIONS = ("query", "key", "value")
 
@@ -23,7 +23,7 @@ def gate_names(module: nn.Module) -> tuple[str, ...]:
         The names, first block first.
 
     Example:
-        >>> gate_names(torch.nn.GRU(2, 3))
+        >>> gate_names(nn.GRU(2, 3))
         ('reset', 'update', 'new')
 
     References:
@@ -46,7 +46,7 @@ def part_names(module: nn.Module, name: str) -> tuple[str, ...]:
         One name a piece, first piece first.
 
     Example:
-        >>> part_names(torch.nn.MultiheadAttention(4, 2), "in_proj_weight")
+        >>> part_names(nn.MultiheadAttention(4, 2), "in_proj_weight")
         ('query', 'key', 'value')
 
     References:
@@ -77,15 +77,22 @@ def blocks(module: nn.Module, name: str = "weight") -> dict[str, Tensor]:
 
     Raises:
         AttributeError: the module has no tensor of that name.
+        ValueError: the tensor is computed by a parametrization, so that writing to it has no effect.
 
     Example:
+        >>> import torch, musigma as ms
         >>> attention = torch.nn.MultiheadAttention(8, 2)
-        >>> {k: tuple(v.shape) for k, v in blocks(attention, "in_proj_weight").items()}
+        >>> {k: tuple(v.shape) for k, v in ms.init.blocks(attention, "in_proj_weight").items()}
         {'query': (8, 8), 'key': (8, 8), 'value': (8, 8)}
 
     References:
         torch.nn documentation of LSTM, GRU, MultiheadAttention and the convolutions.
     """
+    if is_parametrized(module, name):
+        raise ValueError(
+            f"{name!r} of {type(module).__name__} must be a parameter, but a parametrization computes it; "
+            f"write to parametrizations.{name}, or take the parametrization off first"
+        )
     tensor = own_tensor(module, name).detach()
     names = part_names(module, name)
     if not names:
@@ -108,7 +115,7 @@ def own_tensor(module: nn.Module, name: str) -> Tensor:
         AttributeError: there is no tensor of that name; the message lists those there are.
 
     Example:
-        >>> tuple(own_tensor(torch.nn.Linear(2, 3), "weight").shape)
+        >>> tuple(own_tensor(nn.Linear(2, 3), "weight").shape)
         (3, 2)
 
     References:
@@ -120,56 +127,3 @@ def own_tensor(module: nn.Module, name: str) -> Tensor:
     names = [n for n, p in module.named_parameters(recurse=False) if p is not None]
     hint = f"try one of {names}" if names else "it has no parameters of its own; pass one of its children"
     raise AttributeError(f"{type(module).__name__} must have a tensor named {name!r}, but has none; {hint}")
-
-
-def per_block(scheme: Callable[..., object], parts: int | Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """A scheme that treats each of several stacked matrices by itself, for packed weights musigma can't know.
-
-    Formula: W = [W₁; W₂; …] along dim 0; the scheme is called with each Wᵢ.
-
-    Args:
-        scheme: what to call with every piece, such as `orthogonal_` or a `functools.partial` of it.
-        parts: the number of equal pieces, or the rows of each piece (grouped-query attention has
-            unequal ones).
-
-    Returns:
-        A function of a tensor, to be used as a rule in `apply` or by itself.
-
-    Raises:
-        ValueError: when called, if the first dimension can't be cut that way.
-
-    Example:
-        >>> qkv = torch.empty(12, 4)                      # three 4×4 projections in one tensor
-        >>> w = per_block(torch.nn.init.eye_, 3)(qkv)
-        >>> bool((w[4:8] == torch.eye(4)).all())
-        True
-
-    References:
-        pytorch/pytorch#166378 (a packed weight counted as one matrix).
-    """
-    if isinstance(parts, int) and parts < 1:
-        raise ValueError(f"parts ({parts}) must be at least 1; pass the number of stacked matrices")
-
-    def fill(w: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        sizes = _sizes(w, parts)
-        keywords = {} if generator is None else {"generator": generator}
-        for piece in w.detach().split(sizes):
-            scheme(piece, **keywords)
-        return w
-
-    fill.__name__ = f"per_block({getattr(scheme, '__name__', scheme)}, {parts})"
-    return fill
-
-
-def _sizes(w: Tensor, parts: int | Sequence[int]) -> list[int]:
-    rows = w.shape[0] if w.dim() else 0
-    if isinstance(parts, int):
-        if rows % parts:
-            raise ValueError(
-                f"the first dimension ({rows}) must be divisible by parts ({parts}); "
-                f"for unequal pieces pass their row counts"
-            )
-        return [rows // parts] * parts
-    if sum(parts) != rows:
-        raise ValueError(f"the pieces {list(parts)} must add up to the first dimension ({rows})")
-    return list(parts)

@@ -47,18 +47,13 @@ def expect(function: Callable[[Tensor], Tensor], mean: float, std: float, label:
     References:
         Gander & Gautschi 2000, Adaptive quadrature revisited.
     """
-    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(_POINTS))
 
     def integrate(low: Tensor, high: Tensor) -> Tensor:
-        half = (high - low) / 2
-        t = (low + half)[:, None] + half[:, None] * nodes
-        values = _finite(function((mean + std * t).flatten()), mean + std * t, label)
-        density = torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
-        return (values.view(-1, *t.shape) * density * weights).sum(-1) * half
+        return _gauss(lambda t: _finite(function(mean + std * t), mean + std * t, label), low, high)
 
-    low, high = _panels()
+    low, high = _panels(mean, std)
     rough = integrate(low, high)
-    total = torch.zeros(rough.shape[0], dtype=torch.float64)
+    total = torch.zeros_like(rough[:, 0])
     # An odd function's panels cancel: errors are judged against the sum of their sizes.
     error, size = torch.zeros_like(total), torch.zeros_like(total)
     for _ in range(_MOST_BISECTIONS):
@@ -87,17 +82,33 @@ def expect(function: Callable[[Tensor], Tensor], mean: float, std: float, label:
     return total
 
 
-def _panels() -> tuple[Tensor, Tensor]:
-    core = torch.arange(-_CORE, _CORE + _CORE_WIDTH / 2, _CORE_WIDTH, dtype=torch.float64)
-    tail = torch.linspace(_CORE, _EDGE, round((_EDGE - _CORE) / _TAIL_WIDTH) + 1, dtype=torch.float64)[1:]
-    edges = torch.cat([-tail.flip(0), core, tail])
+def _gauss(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """(k, panels): ∫ f(t) e^(−t²/2)/√(2π) dt over each panel, by one Gauss–Legendre rule."""
+    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(_POINTS))
+    half = (high - low) / 2
+    t = (low + half)[:, None] + half[:, None] * nodes
+    density = torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
+    return (function(t.flatten()).view(-1, *t.shape) * density * weights).sum(-1) * half
+
+
+def _panels(mean: float, std: float) -> tuple[Tensor, Tensor]:
+    core = torch.arange(-_CORE, _CORE + _CORE_WIDTH / 2, _CORE_WIDTH, dtype=torch.float64, device="cpu")
+    tail = torch.linspace(
+        _CORE, _EDGE, round((_EDGE - _CORE) / _TAIL_WIDTH) + 1, dtype=torch.float64, device="cpu"
+    )[1:]
+    # Activations bend where z is of order 1. Under a wide density that is a needle no rule would see:
+    # panels that halve towards z = 0, down to 1/16, lead to it.
+    halvings = torch.arange(1, max(1, math.ceil(math.log2(std)) + 4), dtype=torch.float64, device="cpu")
+    ladder = std * torch.exp2(-halvings)
+    bends = (torch.cat([-ladder, torch.zeros(1, dtype=torch.float64, device="cpu"), ladder]) - mean) / std
+    edges = torch.cat([-tail.flip(0), core, tail, bends[bends.abs() < _EDGE]]).unique()
     return edges[:-1], edges[1:]
 
 
 def _finite(values: Tensor, z: Tensor, label: str) -> Tensor:
     bad = ~torch.isfinite(values).all(0)
     if bool(bad.any()):
-        at = z.flatten()[bad]
+        at = z[bad]
         nearest = at[at.abs().argmin()].item()
         raise ValueError(
             f"{label} must be finite with a finite square everywhere, but is not at z = {nearest:g}; "

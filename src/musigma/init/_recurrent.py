@@ -1,11 +1,10 @@
 """Biases that let a recurrent network remember from the first step on."""
 
-from torch import nn
+from collections.abc import Iterator
 
-from musigma.init._packing import blocks, gate_names
+from torch import Tensor, nn
 
-_LSTM = (nn.LSTM, nn.LSTMCell)
-_GRU = (nn.GRU, nn.GRUCell)
+from musigma.init._packing import gate_names
 
 
 def lstm_forget_bias_(module: nn.Module, value: float = 1.0) -> nn.Module:
@@ -17,7 +16,8 @@ def lstm_forget_bias_(module: nn.Module, value: float = 1.0) -> nn.Module:
     Law: b_ih + b_hh = value in the forget block, so σ(value) of the cell is kept per step (0.73 at 1).
 
     Args:
-        module: an LSTM, an LSTMCell, or a model that contains some.
+        module: an LSTM, an LSTMCell, one of `musigma.nn`'s LSTMs (whose biases are their norms'), or a model
+            that contains some.
         value: the effective bias.
 
     Returns:
@@ -27,14 +27,15 @@ def lstm_forget_bias_(module: nn.Module, value: float = 1.0) -> nn.Module:
         ValueError: there is no LSTM in the module.
 
     Example:
-        >>> lstm = lstm_forget_bias_(nn.LSTM(4, 3, num_layers=2, bidirectional=True))
+        >>> import torch, musigma as ms
+        >>> lstm = ms.init.lstm_forget_bias_(torch.nn.LSTM(4, 3, num_layers=2, bidirectional=True))
         >>> (lstm.bias_ih_l1_reverse + lstm.bias_hh_l1_reverse)[3:6].tolist()
         [1.0, 1.0, 1.0]
 
     References:
         Gers, Schmidhuber & Cummins 2000; Jozefowicz, Zaremba & Sutskever 2015.
     """
-    return _set_gate(module, _LSTM, "forget", value)
+    return _set_gate(module, "LSTM", "forget", value)
 
 
 def gru_update_bias_(module: nn.Module, value: float = 1.0) -> nn.Module:
@@ -46,7 +47,7 @@ def gru_update_bias_(module: nn.Module, value: float = 1.0) -> nn.Module:
     Law: b_ih + b_hh = value in the update block, so σ(value) of the state is kept per step.
 
     Args:
-        module: a GRU, a GRUCell, or a model that contains some.
+        module: a GRU, a GRUCell, musigma's LayerNormGRU, or a model that contains some.
         value: the effective bias.
 
     Returns:
@@ -56,24 +57,37 @@ def gru_update_bias_(module: nn.Module, value: float = 1.0) -> nn.Module:
         ValueError: there is no GRU in the module.
 
     Example:
-        >>> gru = gru_update_bias_(nn.GRUCell(4, 2), 2.0)
+        >>> import torch, musigma as ms
+        >>> gru = ms.init.gru_update_bias_(torch.nn.GRUCell(4, 2), 2.0)
         >>> (gru.bias_ih + gru.bias_hh)[2:4].tolist()
         [2.0, 2.0]
 
     References:
         Cho et al. 2014, eq. 7; Tallec & Ollivier 2018 (why a gate's bias is a time scale).
     """
-    return _set_gate(module, _GRU, "update", value)
+    return _set_gate(module, "GRU", "update", value)
 
 
-def _set_gate(module: nn.Module, types: tuple[type[nn.Module], ...], gate: str, value: float) -> nn.Module:
-    found = [m for m in module.modules() if isinstance(m, types)]
+def _set_gate(module: nn.Module, kind: str, gate: str, value: float) -> nn.Module:
+    found = [m for m in module.modules() if gate in gate_names(m)]
     if not found:
-        wanted = " or ".join(t.__name__ for t in types)
-        raise ValueError(f"the module must be or contain an {wanted}, but {type(module).__name__} has none")
+        raise ValueError(
+            f"the module must be or contain at least one {kind}, but {type(module).__name__} has none"
+        )
     for recurrent in found:
-        for name, _ in recurrent.named_parameters(recurse=False):
-            if name.startswith("bias_") and gate in gate_names(recurrent):
-                # The sum is what counts: the value goes into one of the two, once.
-                blocks(recurrent, name)[gate].fill_(value if name.startswith("bias_ih") else 0.0)
+        for name, bias in _biases(recurrent):
+            # The sum is what counts: the value goes into one of the two, once.
+            size = int(recurrent.hidden_size)  # type: ignore[arg-type]
+            start = gate_names(recurrent).index(gate) * size
+            bias.detach()[start : start + size].fill_(value if name.endswith("ih") else 0.0)
     return module
+
+
+def _biases(recurrent: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """("bias_ih" or "bias_hh", the tensor) for every layer and direction."""
+    for name, tensor in recurrent.named_parameters():
+        # A layer with norms inside has its biases there: norm_ih_l0.bias.
+        if name.startswith(("bias_ih", "bias_hh")):
+            yield name[:7], tensor
+        elif name.startswith(("norm_ih", "norm_hh")) and name.endswith(".bias"):
+            yield "bias" + name[4:7], tensor

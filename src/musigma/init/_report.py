@@ -36,7 +36,8 @@ class ApplyReport:
         untouched: names that neither a rule nor `skip` matched.
 
     Example:
-        >>> print(ApplyReport({}, {"a.weight": "in skip"}, ("b.bias",)))
+        >>> import torch, musigma as ms
+        >>> print(ms.init.ApplyReport({}, {"a.weight": "in skip"}, ("b.bias",)))
         0 written, 1 skipped, 1 untouched
         skipped    a.weight  in skip
         untouched  b.bias

@@ -40,16 +40,17 @@ class Rule:
 
         Args:
             w: filled in place.
-            generator: a CPU generator.
+            generator: a CPU generator; the numbers used up are used up in it.
             keywords: further keywords that the scheme accepts.
         """
         if "generator" in self.open:
             self.call(w, generator=generator, **keywords)
             return
         # A foreign function draws from torch's own generator: lend it this one's numbers and take them back.
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.set_state(generator.get_state())
             self.call(w, **keywords)
+            generator.set_state(torch.default_generator.get_state())
 
 
 def make_rule(pattern: str, scheme: SchemeLike) -> Rule:

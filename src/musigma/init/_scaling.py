@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from musigma.init._fans import Fans
+from musigma.init._fans import Fans, FansLike
 from musigma.init._fans import fans as count_fans
 from musigma.init._fixed import normal_law, uniform_law
 from musigma.init._scheme import Law, Sample
@@ -28,7 +28,7 @@ FAN_SAMPLES = (
 )
 
 
-def fan_std(w: Tensor, fans: Fans | None, mode: str, gain: float) -> float:
+def fan_std(w: Tensor, fans: FansLike | None, mode: str, gain: float) -> float:
     """Standard deviation gain/√fan for the fan that a mode names.
 
     Args:

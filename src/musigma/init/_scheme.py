@@ -11,7 +11,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from musigma.init._fans import Fans, fans
+from musigma.init._fans import Fans, FansLike
+from musigma.init._fans import fans as count_fans
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -29,7 +30,8 @@ class Law:
         low, high: no entry lies outside [low, high].
 
     Example:
-        >>> Law(0.0, 4.0).std
+        >>> import torch, musigma as ms
+        >>> ms.init.Law(0.0, 4.0).std
         2.0
     """
 
@@ -69,7 +71,8 @@ class Sample:
         error: the exception class the call must raise; None for an input that works.
 
     Example:
-        >>> Sample((40, 50)).error is None
+        >>> import torch, musigma as ms
+        >>> ms.init.Sample((40, 50)).error is None
         True
     """
 
@@ -91,8 +94,8 @@ class Scheme:
         samples: inputs for the generic tests, good and bad.
 
     Example:
-        >>> from musigma.init import SCHEMES
-        >>> SCHEMES["xavier_normal"].law((22, 10)).var
+        >>> import torch, musigma as ms
+        >>> ms.init.SCHEMES["xavier_normal"].law((22, 10)).var
         0.0625
     """
 
@@ -104,7 +107,7 @@ class Scheme:
     samples: tuple[Sample, ...]
 
     def law(
-        self, shape: tuple[int, ...], *, fans: Fans | None = None, options: Mapping[str, Any] = _NONE
+        self, shape: tuple[int, ...], *, fans: FansLike | None = None, options: Mapping[str, Any] = _NONE
     ) -> Law:
         """The law this scheme promises for a tensor.
 
@@ -117,8 +120,8 @@ class Scheme:
             Mean, variance, kurtosis and bounds of one entry.
 
         Example:
-            >>> from musigma.init import SCHEMES
-            >>> SCHEMES["lecun_uniform"].law((64, 3)).high
+            >>> import torch, musigma as ms
+            >>> ms.init.SCHEMES["lecun_uniform"].law((64, 3)).high
             1.0
         """
         defaults = {
@@ -126,7 +129,8 @@ class Scheme:
             for k, p in inspect.signature(self.function).parameters.items()
             if p.default is not inspect.Parameter.empty
         }
-        return self.declared(Setting(tuple(shape), fans or _count(shape), {**defaults, **options}))
+        counted = _count(shape) if fans is None else Fans(*fans)
+        return self.declared(Setting(tuple(shape), counted, {**defaults, **options}))
 
 
 SCHEMES: dict[str, Scheme] = {}
@@ -143,7 +147,7 @@ _SAMPLES = (
 
 def _count(shape: tuple[int, ...]) -> Fans:
     # A 1-D tensor has no fans of its own; a law that needs them is given them.
-    return fans(torch.empty(shape, device="meta")) if len(shape) > 1 else Fans(math.nan, math.nan)
+    return count_fans(torch.empty(shape, device="meta")) if len(shape) > 1 else Fans(math.nan, math.nan)
 
 
 def scheme(

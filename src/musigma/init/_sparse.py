@@ -68,7 +68,8 @@ def sparse_(
         RuntimeError: std is negative.
 
     Example:
-        >>> w = sparse_(torch.empty(10, 4), sparsity=0.7)
+        >>> import torch, musigma as ms
+        >>> w = ms.init.sparse_(torch.empty(10, 4), sparsity=0.7)
         >>> (w == 0).sum(0)
         tensor([7, 7, 7, 7])
 

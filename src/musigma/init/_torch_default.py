@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from musigma.init._draw import fill_uniform
-from musigma.init._fans import Fans
+from musigma.init._fans import Fans, FansLike
 from musigma.init._scaling import BAD_FANS, GIVEN_FANS, SHAPE_SAMPLES, fan_std, scaled_uniform_law
 from musigma.init._scheme import Law, Sample, Setting, scheme
 
@@ -22,7 +22,7 @@ def _law(setting: Setting) -> Law:
     samples=(*SHAPE_SAMPLES, GIVEN_FANS, BAD_FANS),
 )
 def torch_default_(
-    w: Tensor, *, fans: Fans | None = None, generator: torch.Generator | None = None
+    w: Tensor, *, fans: FansLike | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """Write what torch.nn.Linear and the convolutions start with.
 
@@ -43,7 +43,8 @@ def torch_default_(
         ValueError: fewer than two dimensions, fans not positive.
 
     Example:
-        >>> bool((torch_default_(torch.empty(5, 16)).abs() <= 0.25).all())
+        >>> import torch, musigma as ms
+        >>> bool((ms.init.torch_default_(torch.empty(5, 16)).abs() <= 0.25).all())
         True
 
     References:
@@ -64,7 +65,7 @@ def torch_default_(
         Sample((4,), {"fans": Fans(-1, 4)}, error=ValueError),
     ),
 )
-def torch_default_bias_(b: Tensor, *, fans: Fans, generator: torch.Generator | None = None) -> Tensor:
+def torch_default_bias_(b: Tensor, *, fans: FansLike, generator: torch.Generator | None = None) -> Tensor:
     """Write the biases that torch.nn.Linear and the convolutions start with.
 
     In a deep stack they are what is left when the weights have let the signal fade: a healthy-looking
@@ -84,7 +85,9 @@ def torch_default_bias_(b: Tensor, *, fans: Fans, generator: torch.Generator | N
         ValueError: fan_in is negative or not finite.
 
     Example:
-        >>> bool((torch_default_bias_(torch.empty(50), fans=Fans(16, 50)).abs() <= 0.25).all())
+        >>> import torch, musigma as ms
+        >>> b = ms.init.torch_default_bias_(torch.empty(50), fans=(16, 50))
+        >>> bool((b.abs() <= 0.25).all())
         True
 
     References:

@@ -49,6 +49,7 @@ def _standard_moments(low: float, high: float) -> tuple[float, float, float]:
     return m.mean.item(), m.std().item(), fourth.item()
 
 
+@functools.lru_cache(maxsize=256)
 def _parent_std(mean: float, std: float, low: float, high: float) -> float:
     """The σ for which N(mean, σ²) cut to [low, high] has the standard deviation asked for."""
     widest = (high - low) / math.sqrt(12)
@@ -111,7 +112,7 @@ def _truncated_law(setting: Setting) -> Law:
 
 def _inside(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
     """The least and the greatest number of a dtype strictly between two bounds."""
-    first, last = torch.tensor([low, high], dtype=torch.float64).to(dtype)
+    first, last = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(dtype)
     if first.item() <= low:
         first = torch.nextafter(first, torch.full_like(first, math.inf))
     if last.item() >= high:
@@ -168,7 +169,8 @@ def truncated_normal_(
             interval where a normal has no probability left, unknown `bounds` or `std_of`.
 
     Example:
-        >>> w = truncated_normal_(torch.empty(10_000), std=0.02)
+        >>> import torch, musigma as ms
+        >>> w = ms.init.truncated_normal_(torch.empty(10_000), std=0.02)
         >>> bool(w.abs().max() < 0.0455)                   # 2·0.02/0.8796
         True
 
@@ -180,8 +182,8 @@ def truncated_normal_(
     least, greatest = _inside(first, last, w.dtype)
     # Probabilities near 1 have no digits left: work in the lower tail, where they are near 0.
     flip = alpha > 0
-    ends = torch.tensor([-beta, -alpha] if flip else [alpha, beta], dtype=torch.float64)
-    below, above = torch.special.ndtr(ends).tolist()
+    # (torch.special.ndtr is 0 below −8.4; erfc is not.)
+    below, above = (math.erfc(-z / math.sqrt(2)) / 2 for z in ((-beta, -alpha) if flip else (alpha, beta)))
     sign = -sigma if flip else sigma
     tiny, last_below_one = torch.finfo(torch.float64).tiny, 1 - 2.0**-53
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from musigma.init._draw import fill_normal, fill_uniform
-from musigma.init._fans import Fans
+from musigma.init._fans import FansLike
 from musigma.init._scaling import (
     BAD_FANS,
     GIVEN_FANS,
@@ -53,7 +53,7 @@ def variance_scaling_(
     scale: float = 1.0,
     mode: str = "fan_in",
     distribution: str = "truncated_normal",
-    fans: Fans | None = None,
+    fans: FansLike | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Write numbers of variance scale/fan: the scheme of which LeCun's, Glorot's and He's are cases.
@@ -76,7 +76,8 @@ def variance_scaling_(
         ValueError: fewer than two dimensions, fans or scale not positive, unknown mode or distribution.
 
     Example:
-        >>> w = variance_scaling_(torch.empty(8, 12), distribution="uniform")
+        >>> import torch, musigma as ms
+        >>> w = ms.init.variance_scaling_(torch.empty(8, 12), distribution="uniform")
         >>> bool((w.abs() <= 0.5).all())
         True
 

@@ -6,6 +6,7 @@ import datetime
 import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ class Data:
             part = slice(start, min(start + step, rows))
             yield part, self.block(part)
 
-    def block(self, part: slice) -> Tensor:
+    def block(self, part: slice | EllipsisType) -> Tensor:
+        """What stands at `part` of the first axis (`...` for all), as a tensor."""
         if isinstance(self.array, Tensor):
             return self.array[part]
         values = np.array(
@@ -60,13 +62,15 @@ def is_array(x: object) -> bool:
     """Whether x is one array: a tensor, anything NumPy views as one, a number, nested rows of numbers."""
     if isinstance(x, Tensor) or hasattr(x, "__array__"):
         return True
+    if isinstance(x, (str, bytes, type(None))):
+        return False
     while isinstance(x, (list, tuple)):
         if not x:
             return True
         if any(isinstance(row, Tensor) or hasattr(row, "shape") or isinstance(row, dict) for row in x):
             return any(getattr(row, "shape", None) == () for row in x)  # a row of NumPy scalars is an array
         x = x[0]
-    return isinstance(x, (numbers.Number, np.generic, str, type(None)))
+    return isinstance(x, (numbers.Number, str, bytes, type(None)))
 
 
 def as_data(x: object) -> Data:
@@ -103,8 +107,9 @@ def _real_tensor(x: Tensor) -> Tensor:
     ):
         if bad:
             raise TypeError(f"a {what} tensor can't be standardized; pass {fix}")
-    # MPS has no float64, which every sum is made in
-    return x.cpu() if x.device.type == "mps" else x
+    # MPS has no float64, in which every sum is made; 8-bit floats have next to no arithmetic
+    x = x.cpu() if x.device.type == "mps" else x
+    return x.to(torch.float32) if x.is_floating_point() and x.dtype.itemsize == 1 else x
 
 
 def _real_array(x: NDArray[Any], columns: list[str] | None) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def inputs_of(batch: Any, key: Key) -> Any:
     return batch
 
 
-def batches(source: Any, key: Key) -> Iterator[Any]:
+def batches(source: Any, key: Key) -> Generator[Any, None, None]:
     """The input arrays of a loader or iterable, in order.
 
     A DataLoader draws a seed from the global generator each time it is iterated; it is put back, so that

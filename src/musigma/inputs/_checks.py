@@ -11,7 +11,15 @@ from musigma.inputs._arrays import Data, as_data
 from musigma.inputs._tally import feature_count, labels
 
 
-def kept_dims(axis: int | tuple[int, ...] | None, data: Data) -> tuple[int, ...]:
+def check_parameters(missing: Any, clip: Any) -> None:
+    """What the constructor stored unseen."""
+    if missing not in ("keep", "raise"):
+        raise ValueError(f'missing must be "keep" or "raise", got {missing!r}')
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip must be positive, got {clip}; None does not clip")
+
+
+def kept_dims(axis: Any, data: Data) -> tuple[int, ...]:
     """The axes with statistics of their own, counted from the front, in the order given.
 
     Raises:
@@ -19,8 +27,8 @@ def kept_dims(axis: int | tuple[int, ...] | None, data: Data) -> tuple[int, ...]
         ValueError: an axis does not exist, stands twice or is the first, along which examples run.
     """
     ndim = len(data.shape)
-    asked = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
-    if isinstance(axis, (str, bool)) or not all(type(a) is int for a in asked):
+    asked = () if axis is None else tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    if not all(type(a) is int for a in asked):
         raise TypeError(f"axis must be an integer, a tuple of integers or None, got {axis!r}")
     if ndim == 0 or not all(-ndim <= a < ndim for a in asked) or (ndim == 1 and asked):
         need = max((a + 1 if a >= 0 else -a for a in asked), default=1)
@@ -64,9 +72,9 @@ def as_weights(sample_weight: Any, data: Data) -> Tensor | None:
         return None
     given = as_data(sample_weight)
     n = data.shape[0]
-    if given.shape != (n,):
+    if given.shape not in ((), (n,)):
         raise ValueError(f"sample_weight must have shape ({n},), one weight per example; got {given.shape}")
-    weights = given.block(slice(0, n)).detach().to(torch.float64)
+    weights = given.block(...).detach().to(torch.float64).expand(n)
     bad = (~(weights.isfinite() & (weights >= 0))).nonzero().reshape(-1).tolist()
     if bad:
         raise ValueError(

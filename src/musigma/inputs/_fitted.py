@@ -55,7 +55,7 @@ class Fitted(Estimator):
 
     @property
     def var_(self) -> Any:
-        var = self._known().tally.std().square()
+        var = self._known().tally.var()
         return self._shown(var) if self.with_std else None
 
     @property
@@ -69,7 +69,7 @@ class Fitted(Estimator):
 
     @property
     def n_samples_seen_(self) -> Any:
-        count = self._known().tally.count
+        count = self._known().tally.moments.count
         if bool((count == count.round()).all()):
             count = count.to(torch.int64)
         return count[0].item() if bool((count == count[0]).all()) else self._shown(count)
@@ -83,6 +83,6 @@ class Fitted(Estimator):
     def moments_(self) -> Moments:
         known = self._known()
         tally = known.tally
-        mean = torch.where(tally.count > 0, tally.center()[0], 0.0)  # the empty set is (0, 0, 0)
-        triple = (tally.count, mean, tally.root.square())
+        count, m2 = tally.moments.count, tally.moments.m2 * tally.unit.square()
+        triple = (count, tally.center()[0].nan_to_num(0.0), m2)  # the empty set is (0, 0, 0)
         return Moments(*(t.reshape(known.shape).clone() for t in triple))

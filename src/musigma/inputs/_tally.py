@@ -23,24 +23,22 @@ class Tally:
     The pivot is a value of the data, held in two float64 parts so that a 64-bit integer fits. Deviations from
     it carry only their own rounding error, whatever the mean; a column of equal values has deviations, and so
     a variance, of exactly 0; and merging compares deviations instead of large means (a plain float64 merge
-    is off by 5e-9 in the variance at a mean of 10⁸ standard deviations). M2 is kept as its root, since the
-    squares of float64 numbers below 1e-154 or above 1e154 are none.
+    is off by 5e-9 in the variance at a mean of 10⁸ standard deviations). Where squares would leave float64
+    (deviations below 1e-120 or above 1e120), the unit is not 1 but a power of two.
 
     Args:
         high, low: the two parts of the pivot, (features,); 0 where nothing has been seen.
-        count: the total weight of the values, (features,).
-        mean: the mean of x − pivot, (features,).
-        root: √M2, (features,).
-        terms: how many values entered, (features,), int64.
+        unit: what deviations are counted in, (features,).
+        moments: those of (x − pivot) / unit, (features,).
+        terms: how many values entered, (features,), int64; the count of the moments is their total weight.
         positions: how many values were offered, missing ones included.
         resolution: eps of the coarsest floating type seen; 0 for integers, which are exact.
     """
 
     high: Tensor
     low: Tensor
-    count: Tensor
-    mean: Tensor
-    root: Tensor
+    unit: Tensor
+    moments: Moments
     terms: Tensor
     positions: int
     resolution: float
@@ -48,47 +46,58 @@ class Tally:
     @classmethod
     def empty(cls, features: int) -> Tally:
         """Nothing seen yet: the identity of merging."""
-        zero = torch.zeros(features, dtype=torch.float64)
-        return cls(zero, zero, zero, zero, zero, torch.zeros(features, dtype=torch.int64), 0, 0.0)
+        zero, none = torch.zeros(features, dtype=torch.float64), torch.zeros(features, dtype=torch.int64)
+        return cls(zero, zero, torch.ones_like(zero), Moments(zero, zero, zero), none, 0, 0.0)
 
     def __add__(self, other: Tally) -> Tally:
-        """Both sets together, around self's pivots (other's where self has seen nothing)."""
-        mine = self.count > 0
+        """Both sets together, around self's pivots (other's where self has seen nothing).
+
+        Raises:
+            OverflowError: two values of a feature are further apart than float64 reaches. Its only argument
+                is the tensor of such features.
+        """
+        mine = self.moments.count > 0
         high, low = torch.where(mine, self.high, other.high), torch.where(mine, self.low, other.low)
-        parts = (self, other)
-        means = [part._mean_around(high, low) for part in parts]
-        unit = _power_of_two(torch.stack([self.root, other.root, *means]).abs().amax(0))
-        merged = Moments.merge(
-            Moments(part.count, mean / unit, (part.root / unit).square())
-            for part, mean in zip(parts, means, strict=True)
-        )
+        means = [part._mean_around(high, low) for part in (self, other)]
+        spreads = [part.moments.m2.sqrt() * part.unit for part in (self, other)]
+        unit = _unit(torch.stack([*means, *spreads]).abs().amax(0))
+        merged = []
+        for part, mean in zip((self, other), means, strict=True):
+            ratio = torch.where(part.moments.m2 > 0, part.unit / unit, 0.0)
+            merged.append(Moments(part.moments.count, mean / unit, part.moments.m2 * ratio.square()))
+        total = Moments.merge(merged)
+        _require_finite(total)
         return Tally(
             high,
             low,
-            merged.count,
-            merged.mean * unit,
-            merged.m2.sqrt() * unit,
+            unit,
+            total,
             self.terms + other.terms,
             self.positions + other.positions,
             max(self.resolution, other.resolution),
         )
 
     def _mean_around(self, high: Tensor, low: Tensor) -> Tensor:
-        moved = self.mean + ((self.high - high) + (self.low - low))
-        return torch.where(self.count > 0, moved, 0.0)
+        """The mean of x − (high + low); 0 where nothing has been seen."""
+        moved = self.moments.mean * self.unit + ((self.high - high) + (self.low - low))
+        return torch.where(self.moments.count > 0, moved, 0.0)
+
+    def var(self) -> Tensor:
+        """The biased variance, NaN where nothing has been seen."""
+        return self.moments.var() * self.unit.square()
 
     def std(self) -> Tensor:
-        """√(M2 / count), NaN where nothing has been seen."""
-        return self.root / torch.where(self.count > 0, self.count, torch.nan).sqrt()
+        """The biased standard deviation: right also where the variance leaves float64."""
+        return self.moments.std() * self.unit
 
     def center(self) -> tuple[Tensor, Tensor]:
         """The mean as two float64 numbers, the first its rounded value; NaN where nothing has been seen."""
-        rest = self.low + self.mean
+        rest = self.low + self.moments.mean * self.unit
         mean = self.high + rest
         # two-sum (Knuth): what rounding `mean` lost
         back = mean - self.high
         tail = (self.high - (mean - back)) + (rest - back)
-        seen = self.count > 0
+        seen = self.moments.count > 0
         return torch.where(seen, mean, torch.nan), torch.where(seen, tail, 0.0)
 
     def constant(self) -> Tensor:
@@ -105,9 +114,9 @@ class Tally:
         Integers are exact: only equal ones are constant. No term is an absolute threshold.
         """
         if self.resolution == 0:
-            return (self.root == 0) & (self.count > 0)
+            return (self.moments.m2 == 0) & (self.terms > 0)
         terms = self.terms.to(torch.float64)
-        mean = (self.high + (self.low + self.mean)).abs()
+        mean = self.center()[0].abs()
         half_ulp = self.resolution / 2 * _power_of_two(mean)
         computed = terms.clamp(max=BLOCK) * EPS * mean
         return self.std() * (1 - terms * EPS).clamp(min=0).sqrt() <= torch.hypot(computed, half_ulp)
@@ -121,8 +130,7 @@ def tally(x: Tensor, weight: Tensor | None) -> Tally:
         weight: (values, features), boolean or float64, all at least 0; what has weight 0 is not looked at.
 
     Raises:
-        OverflowError: two values of a feature are further apart than float64 reaches. Its only argument is
-            the tensor of such features.
+        OverflowError: as in merging.
     """
     features = x.shape[1]
     positions = x.numel() if weight is None else int((weight != 0).sum())
@@ -135,38 +143,47 @@ def tally(x: Tensor, weight: Tensor | None) -> Tally:
     high, low = split_integers(x) if wide else (x.to(torch.float64), x.new_zeros((), dtype=torch.float64))
     pivot, pivot_low = (_first(part, weight) for part in (high, low.expand_as(high)))
     m, unit = _moments((high - pivot) + (low - pivot_low), weight)
-    bad = ~(m.mean.isfinite() & m.m2.isfinite())
-    if bad.any():
-        raise OverflowError(bad.cpu())
+    _require_finite(m)
     terms = torch.full_like(pivot, len(x)) if weight is None else (weight != 0).sum(0)
     seen = terms > 0
     return Tally(
         high=torch.where(seen, pivot, 0.0).cpu(),
         low=torch.where(seen, pivot_low, 0.0).cpu(),
-        count=m.count.expand_as(pivot).cpu(),
-        mean=(m.mean * unit).cpu(),
-        root=(m.m2.sqrt() * unit).cpu(),
+        unit=unit.cpu(),
+        moments=Moments(m.count.expand_as(pivot), m.mean, m.m2).to("cpu"),
         terms=terms.to("cpu", torch.int64),
         positions=positions,
         resolution=torch.finfo(x.dtype).eps if floating else 0.0,
     )
 
 
+def _require_finite(m: Moments) -> None:
+    bad = ~(m.mean.isfinite() & m.m2.isfinite())
+    if bad.any():
+        raise OverflowError(bad.cpu())
+
+
 def _moments(deviations: Tensor, weight: Tensor | None) -> tuple[Moments, Tensor]:
-    """Moments of deviations / unit, the unit a power of two per feature: 1 unless squares leave float64."""
+    """The moments of deviations / unit, and the unit."""
     m = moments(deviations, 0, mask=weight)
-    # 2^-900: M2 loses nothing to squares that vanish below 2^-1074, for fewer than 2^120 of them
+    # 2^-900: squares that vanish below 2^-1074 are no part of such an M2, for fewer than 2^120 of them
     safe = m.m2.isfinite() & (m.m2 > 2.0**-900)
     if safe.all():
         return m, torch.ones_like(m.m2)
     kept = deviations if weight is None else torch.where(weight != 0, deviations, 0.0)
-    unit = torch.where(safe, 1.0, _power_of_two(kept.abs().amax(0)))
+    unit = _unit(kept.abs().amax(0))
     return moments(deviations / unit, 0, mask=weight), unit
 
 
+def _unit(size: Tensor) -> Tensor:
+    """A power of two to divide numbers of this size by before they are squared; 1 if none is needed."""
+    usual = (size == 0) | ((size > 2.0**-400) & (size < 2.0**400))
+    return torch.where(usual, 1.0, _power_of_two(size))
+
+
 def _power_of_two(x: Tensor) -> Tensor:
-    """The largest power of two that is at most |x|; 1 for 0."""
-    return torch.where(x == 0, 1.0, torch.exp2(torch.frexp(x).exponent.to(torch.float64) - 1))
+    """The largest power of two that is at most |x|."""
+    return torch.exp2(torch.frexp(x).exponent.to(torch.float64) - 1)
 
 
 def _first(values: Tensor, weight: Tensor | None) -> Tensor:

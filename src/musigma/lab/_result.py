@@ -142,7 +142,7 @@ def results() -> tuple[Result, ...]:
         >>> [r.name for r in ms.lab.results()]
         ['input-scale', 'variance-propagation']
     """
-    package = importlib.import_module("musigma.lab.results")
+    package = importlib.import_module("musigma.lab.experiments")
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
     return tuple(_REGISTRY[name] for name in sorted(_REGISTRY))

@@ -87,8 +87,8 @@ class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
       freezes the statistics, whatever the mode. With ``track_running_stats = False`` set later, training
       normalizes by the batch and leaves the buffers alone, and evaluation goes on using them.
     - Averaged copies: ``torch.optim.swa_utils.AveragedModel`` copies every buffer, so the copy has the live
-      statistics and counter. With ``use_buffers=True`` it averages the statistics, and its EMA cannot move
-      an integer counter: num_batches_tracked stays at 1 there, which only ``momentum=None`` would read.
+      statistics and counter. With ``use_buffers=True`` it averages the statistics; `ema_multi_avg_fn` then
+      copies the counter, which torch's own leaves at 1 (only ``momentum=None`` would read it).
 
     Args:
         num_features: c, the size of dim 1.

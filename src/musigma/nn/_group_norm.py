@@ -55,14 +55,17 @@ class GroupNorm(torch.nn.GroupNorm):
             )
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, bias=bias)
 
-    def forward(self, input: Tensor, *, activation: str | None = None) -> Tensor:
+    def forward(self, input: Tensor, *, mask: Tensor | None = None, activation: str | None = None) -> Tensor:
         """The input normalized.
 
         Args:
             input: (n, num_channels, *spatial).
+            mask: what enters the statistics, broadcastable to the input: (n, 1, *spatial), True keeps.
             activation: applied to the result, as in `musigma.functional.group_norm`.
 
         Returns:
             (n, num_channels, *spatial), in the input's dtype and memory format.
         """
-        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, activation=activation)
+        return group_norm(
+            input, self.num_groups, self.weight, self.bias, self.eps, mask=mask, activation=activation
+        )

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from musigma.functional._rows import RMS_EPS
 from musigma.nn._frozen import FrozenBatchNorm
 from musigma.nn._layer_norm import ChannelsFirst
+from musigma.nn._sync_batch_norm import SyncBatchNorm
 from musigma.statistics import moments
 
 Norm = TypeVar("Norm", bound=nn.Module)
@@ -72,6 +73,8 @@ def _statistics(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
             return layer.running_mean, layer.running_var
         case torch.nn.modules.batchnorm._BatchNorm():
             batch = moments(x, [0, *range(2, x.dim())])
+            if isinstance(layer, SyncBatchNorm) and (group := layer._group()) is not None:
+                batch = batch.all_reduce(group)
             return batch.mean, batch.var()
         case torch.nn.modules.instancenorm._InstanceNorm():
             batched = x.unsqueeze(0) if x.dim() == layer._get_no_batch_dim() else x

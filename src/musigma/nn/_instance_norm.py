@@ -13,11 +13,12 @@ from musigma.nn._statistics import KeepsStatistics
 
 
 class _InstanceNorm(KeepsStatistics, torch.nn.modules.instancenorm._InstanceNorm):
-    def forward(self, input: Tensor, *, activation: str | None = None) -> Tensor:
+    def forward(self, input: Tensor, *, mask: Tensor | None = None, activation: str | None = None) -> Tensor:
         """The input normalized.
 
         Args:
             input: (n, num_features, *spatial), or (num_features, *spatial) for one example.
+            mask: what enters the statistics, broadcastable to the input: (n, 1, *spatial), True keeps.
             activation: applied to the result, as in `musigma.functional.instance_norm`.
 
         Returns:
@@ -41,6 +42,7 @@ class _InstanceNorm(KeepsStatistics, torch.nn.modules.instancenorm._InstanceNorm
             self.training or not self.track_running_stats,
             self.momentum if self.momentum is not None else 0.0,
             self.eps,
+            mask=mask,
             activation=activation,
         )
         return y.squeeze(0) if unbatched else y

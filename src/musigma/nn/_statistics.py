@@ -22,13 +22,17 @@ class KeepsStatistics(nn.Module):
     """
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        # Module.__setattr__ comes through here too, and with it load_state_dict(assign=True).
         super().register_buffer(name, _widened(tensor) if name in _NAMES else tensor, persistent)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         statistics = [b for name in _NAMES if (b := self._buffers.get(name)) is not None]
+        counter = self._buffers.get("num_batches_tracked")
 
         def keep(t: Tensor) -> Tensor:
             moved = fn(t)
+            if t is counter:
+                return t.to(moved.device) if moved.is_floating_point() else moved  # .type() casts all
             if _is_narrow(moved) and any(t is s for s in statistics):
                 return t.to(device=moved.device, dtype=torch.float32)
             return moved
@@ -49,9 +53,6 @@ class KeepsStatistics(nn.Module):
         if problem:
             error_msgs.append(f"{prefix}running_var {problem}")
             return
-        for key in (f"{prefix}{name}" for name in _NAMES):
-            if isinstance(state_dict.get(key), Tensor):
-                state_dict[key] = _widened(state_dict[key])  # for load_state_dict(assign=True)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
@@ -69,7 +70,7 @@ def _impossible(var: Any) -> str:
     """What is wrong with a running variance, in words; nothing where it is fine or can't be looked at."""
     if not isinstance(var, Tensor) or var.is_meta or isinstance(var, FakeTensor):
         return ""
-    negative = (var.detach() < 0).nonzero().flatten().tolist()
+    negative = (var.detach() < 0).nonzero().squeeze(-1).tolist()
     if not negative:
         return ""
     shown = ", ".join(str(c) for c in negative[:8]) + (", …" if len(negative) > 8 else "")

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
 
 from musigma.nn._batch_norm import _BatchNorm
 
@@ -19,6 +20,9 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
     every rank normalizes by the same bits and ends with the same running statistics. The ranks' batches may
     differ in size and be empty; the gradients are those of one process with the whole batch. In evaluation,
     without an initialized process group, or in a group of one, it is `BatchNorm1d`, for any number of dims.
+
+    DistributedDataParallel refuses torch's layer on the CPU, where that cannot run, and with it all that
+    derives from it; importing ``musigma.nn`` makes it tell this one apart.
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `BatchNorm1d`.
@@ -90,3 +94,24 @@ def _converted(
     for name, child in module.named_children():
         setattr(result, name, _converted(cls, child, process_group, done))
     return result
+
+
+def _admit_to_ddp() -> None:
+    """Let DDP refuse a SyncBatchNorm on the CPU for what it can do, not for what it derives from.
+
+    The check is a method of DDP's that looks for instances of torch's class. There is no other way to be one
+    and pass, so it is wrapped: where there is no layer of torch's own, there is nothing to refuse.
+    """
+    refuse = getattr(DistributedDataParallel, "_passing_sync_batchnorm_handle", None)
+    if refuse is None:  # a torch without the check
+        return
+
+    def handle(self: DistributedDataParallel, module: nn.Module) -> None:
+        layers = (m for m in module.modules() if isinstance(m, torch.nn.SyncBatchNorm))
+        if not all(isinstance(layer, SyncBatchNorm) for layer in layers):
+            refuse(self, module)
+
+    DistributedDataParallel._passing_sync_batchnorm_handle = handle  # type: ignore[method-assign]
+
+
+_admit_to_ddp()

@@ -2,12 +2,13 @@
 
 from musigma.ops._affine.op import affine
 from musigma.ops._batch_norm.op import batch_norm
-from musigma.ops._define import OPS, ErrorSample, Op, Sample
+from musigma.ops._define import OPS, ErrorSample, Op, Sample, transforms_active
 from musigma.ops._group_norm.op import group_norm
 from musigma.ops._kernels import Kernel, kernels, selected, use_kernels
 from musigma.ops._moments.op import moments
+from musigma.ops._numerics import memory_format
 from musigma.ops._row_norm.op import row_norm
-from musigma.ops._running.op import running_update_
+from musigma.ops._running.op import running_arithmetic_, running_update_
 
 __all__ = [
     "OPS",
@@ -19,9 +20,12 @@ __all__ = [
     "batch_norm",
     "group_norm",
     "kernels",
+    "memory_format",
     "moments",
     "row_norm",
+    "running_arithmetic_",
     "running_update_",
     "selected",
+    "transforms_active",
     "use_kernels",
 ]

@@ -1,15 +1,15 @@
 """Change a model that exists, on a copy, with a certificate."""
 
+from musigma.surgery._cancelled import CancelledBias, cancelled_biases
 from musigma.surgery._certificate import Certificate, CertificateError
-from musigma.surgery._dead_bias import DeadBias, LiveBias, dead_biases, remove_bias
 from musigma.surgery._recalibrate import recalibrate
+from musigma.surgery._remove_bias import remove_bias
 
 __all__ = [
+    "CancelledBias",
     "Certificate",
     "CertificateError",
-    "DeadBias",
-    "LiveBias",
-    "dead_biases",
+    "cancelled_biases",
     "recalibrate",
     "remove_bias",
 ]

@@ -35,8 +35,9 @@ def recalibrate(
     what the layers before it, already recalibrated, now give at test time. The second is exact for test time,
     the first costs one pass. Dropout is off in both.
 
-    Frozen layers and layers without running statistics are left alone; `momentum` plays no part. The modes,
-    the random state and the model itself stay as they were.
+    Frozen layers and layers without running statistics are left alone; `momentum` plays no part, and
+    num_batches_tracked becomes the number of batches read. The modes, the random state and the model itself
+    stay as they were.
 
     Args:
         model: any module; left as it is.
@@ -80,8 +81,8 @@ def recalibrate(
             groups = [{name: layers[name]} for name in order]
         for group in groups:
             found = _measure(twin, group, batches, mode, max_batches)
-            for name, total in found.items():
-                changed.append(_write(name, layers[name], total))
+            for name, (total, calls) in found.items():
+                changed.append(_write(name, layers[name], total, calls))
     finally:
         for module, training in modes.items():
             module.training = training
@@ -96,14 +97,15 @@ def _keeps_statistics(module: nn.Module) -> bool:
 
 def _measure(
     model: nn.Module, layers: dict[str, _BatchNorm], batches: Iterable[Any], mode: Mode, limit: int | None
-) -> dict[str, Moments]:
-    """The merged moments of what reaches each layer."""
-    totals: dict[str, Moments] = {}
+) -> dict[str, tuple[Moments, int]]:
+    """The merged moments of what reaches each layer, and how often anything did."""
+    totals: dict[str, tuple[Moments, int]] = {}
     saved = {name: copy.deepcopy(dict(layer.named_buffers())) for name, layer in layers.items()}
 
     def listen(name: str, x: Tensor) -> None:
         seen = moments(x.detach(), [0, *range(2, x.dim())])
-        totals[name] = totals[name] + seen if name in totals else seen
+        total, batches_seen = totals.get(name, (None, 0))
+        totals[name] = (seen if total is None else total + seen, batches_seen + 1)
 
     model.eval()
     if mode == "one_pass":
@@ -140,7 +142,7 @@ def _execution_order(model: nn.Module, layers: dict[str, _BatchNorm], batches: I
     return list(dict.fromkeys(order))
 
 
-def _write(name: str, layer: _BatchNorm, total: Moments) -> str:
+def _write(name: str, layer: _BatchNorm, total: Moments, calls: int) -> str:
     assert layer.running_mean is not None
     assert layer.running_var is not None
     mean, var = total.mean, total.var(correction=1)
@@ -148,6 +150,9 @@ def _write(name: str, layer: _BatchNorm, total: Moments) -> str:
     shift = float(((layer.running_mean.to(mean.dtype) - mean) / spread).abs().max())
     layer.running_mean.copy_(mean)
     layer.running_var.copy_(torch.where(var.isnan(), layer.running_var.to(var.dtype), var))
+    if layer.num_batches_tracked is not None:
+        # What momentum=None goes on averaging from.
+        layer.num_batches_tracked.fill_(calls)
     return (
         f"{name or 'the model'}: statistics of {int(total.count)} values a channel, "
         f"means moved by up to {shift:.3g} sd"

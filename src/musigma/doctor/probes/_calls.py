@@ -1,13 +1,14 @@
 """Calling a model the way its user does: inputs in three forms, outputs in many, one loss."""
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from musigma.graph import call, forked_rng
+from musigma.graph import tensors as tensors_in
 
 __all__ = [
     "batch_size",
@@ -16,19 +17,9 @@ __all__ = [
     "floating_outputs",
     "forked_rng",
     "loss_of",
+    "rows_of",
     "tensors_in",
 ]
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    """Every tensor in nested tuples, lists, mappings (ModelOutput is one) and dataclasses, in order."""
-    if isinstance(tree, Mapping):
-        return [t for v in tree.values() for t in tensors_in(v)]
-    if isinstance(tree, list | tuple):
-        return [t for v in tree for t in tensors_in(v)]
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return [t for f in dataclasses.fields(tree) for t in tensors_in(getattr(tree, f.name))]
-    return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
 
 
 def clone_inputs(inputs: Any) -> Any:
@@ -36,26 +27,20 @@ def clone_inputs(inputs: Any) -> Any:
     return pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, inputs)
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
-    """The model on inputs given as a tensor, a tuple of arguments or a mapping of keywords."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-
-
 def batch_size(inputs: Any) -> int | None:
     """The length of the first axis of the first tensor that has one."""
     return next((t.shape[0] for t in tensors_in(inputs) if t.ndim), None)
 
 
-@contextmanager
-def forked_rng(model: nn.Module, seed: int | None = None) -> Iterator[None]:
-    """What the model draws inside leaves the global generators as they were; seeded where a seed is given."""
-    devices = {p.device for p in (*model.parameters(), *model.buffers()) if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices, key=str)):
-        if seed is not None:
-            torch.manual_seed(seed)
-        yield
+def rows_of(inputs: Any, index: Iterable[int]) -> Any:
+    """The inputs with some of their examples: every tensor with the batch axis in front is indexed."""
+    rows, chosen = batch_size(inputs), list(index)
+
+    def pick(value: Any) -> Any:
+        led = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == rows
+        return value[torch.tensor(chosen, device=value.device)] if led else value
+
+    return pytree.tree_map(pick, inputs)
 
 
 def floating_outputs(output: Any) -> list[Tensor]:
@@ -89,7 +74,7 @@ def projection(output: Any) -> Tensor | None:
 
 
 def loss_of(output: Any, targets: Any, loss: Callable[..., Any] | None) -> tuple[Tensor | None, str]:
-    """The number to differentiate, and where it came from: "given", "own" or "projection".
+    """The number to differentiate, and where it came from: "given", "own", "projection" or "none".
 
     Raises:
         ValueError: the given loss returned more than one number.
@@ -97,7 +82,10 @@ def loss_of(output: Any, targets: Any, loss: Callable[..., Any] | None) -> tuple
     """
     if loss is None:
         own = _own_loss(output)
-        return (own.reshape(()), "own") if own is not None else (projection(output), "projection")
+        if own is not None:
+            return own.reshape(()), "own"
+        projected = projection(output)
+        return projected, "none" if projected is None else "projection"
     value = loss(output) if targets is None else loss(output, targets)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         raise TypeError(f"loss must return one floating tensor; got {type(value).__name__}")

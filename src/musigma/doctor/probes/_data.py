@@ -1,7 +1,5 @@
 """The batch itself, before the model has touched it."""
 
-import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from musigma.doctor.probes import _calls
-from musigma.statistics import Moments, moments
+from musigma.doctor.probes._summary import overall
+from musigma.graph._example import arguments, input_names
+from musigma.statistics import Moments
 
 __all__ = ["InputMeasure", "measure_data"]
 
@@ -44,27 +44,8 @@ class InputMeasure:
 
 
 def named_tensors(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-    """The tensors of a batch under the names of the model's arguments."""
-    if isinstance(inputs, Mapping):
-        pairs = list(inputs.items())
-    else:
-        arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-        names = [p.name for p in _parameters(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        names += [f"args[{i}]" for i in range(len(names), len(arguments))]
-        pairs = list(zip(names, arguments, strict=False))
-    found = {}
-    for name, value in pairs:
-        tensors = _calls.tensors_in(value)
-        for i, t in enumerate(tensors):
-            found[name if isinstance(value, Tensor) else f"{name}[{i}]"] = t
-    return found
-
-
-def _parameters(model: nn.Module) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(model.forward).parameters.values())
-    except (TypeError, ValueError):
-        return []
+    """The tensors of a batch under the names that the graph gives them, those of the model's arguments."""
+    return dict(input_names(model, *arguments(inputs)))
 
 
 def measure_data(model: nn.Module, inputs: Any, targets: Any) -> tuple[InputMeasure, ...]:
@@ -86,7 +67,7 @@ def _measure(name: str, t: Tensor) -> InputMeasure:
         name=name,
         shape=tuple(t.shape),
         dtype=t.dtype,
-        values=moments(inside, None) if counted else None,
+        values=overall(inside) if counted else None,
         low=float(inside.min()) if counted else float("nan"),
         high=float(inside.max()) if counted else float("nan"),
         nan=int(torch.isnan(real).sum()),

@@ -32,6 +32,7 @@ class EntryMeasure:
         node: the weight layer's node.
         inputs: names of the model's inputs it comes from.
         features: (features,) moments over examples and positions.
+        tails: (features,) kurtosis, E[((x − μ)/σ)⁴]: 3 for a normal feature; 1 for one that doesn't vary.
         varies: (features,) whether a feature's values differ by more than rounding.
         axis: the axis of `shape` that the features lie on.
         low: smallest value.
@@ -48,6 +49,7 @@ class EntryMeasure:
     node: Node
     inputs: tuple[str, ...]
     features: Moments
+    tails: Tensor
     varies: Tensor
     axis: int
     low: float
@@ -113,13 +115,16 @@ def _measure(node: Node, x: Tensor, above: _Ancestry, examples: int) -> EntryMea
     features = moments(x, [d for d in range(x.ndim) if d != at])
     # Equal values that were rounded deviate from their mean by at most eps·|mean| each.
     rounding = torch.finfo(x.dtype).eps * features.mean.abs()
-    varies = features.m2 > features.count * rounding.square()
+    varies = ~(features.m2 <= features.count * rounding.square())  # NaN varies
     rows = x.movedim(at, -1).reshape(-1, x.shape[at]).double()
     finite = bool(torch.isfinite(x).all())
+    # The squares of standardized values have the mean 1, and the kurtosis less 1 for a variance.
+    squares = moments(((rows - features.mean) / features.std()).square(), 0)
     return EntryMeasure(
         node=node,
         inputs=above.inputs,
         features=features,
+        tails=torch.where(varies, 1 + squares.var(), 1.0),
         varies=varies,
         axis=at,
         low=float(x.min()),
@@ -144,6 +149,6 @@ def _condition(x: Tensor, *, standardize: bool) -> float | None:
         x = (x - each.mean) / each.std()
     x = torch.cat([torch.ones_like(x[:, :1]), x], dim=1)
     values = torch.linalg.eigvalsh(x.T @ x / rows)
-    # Eigenvalues below the rounding of the matrix itself are not known.
-    floor = float(values[-1]) * torch.finfo(torch.float64).eps * len(values)
-    return float(values[-1] / values[0].clamp_min(floor))
+    # Directions in which nothing varies (features that repeat others) get no gradient and cost no steps.
+    varied = values[values > float(values[-1]) * torch.finfo(torch.float64).eps * rows]
+    return float(varied[-1] / varied[0])

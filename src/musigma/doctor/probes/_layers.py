@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from musigma.doctor.probes._nodes import across_examples
+from musigma.doctor.probes._nodes import NodeProbe
+from musigma.doctor.probes._summary import mean_square, overall
 from musigma.graph import Node, Parameter
-from musigma.statistics import Moments, moments
+from musigma.statistics import Moments
 
 __all__ = ["LayerMeasure", "looks_fresh", "measure_layer"]
 
@@ -40,9 +41,14 @@ class LayerMeasure:
         received_between: variance between examples of what came in, averaged over positions; NaN unknown.
         received_correlation: mean cosine of two examples of what came in; NaN unknown.
         produced: E[z²] of what went out.
+        amplification: E[z²]/E[x²] that weights drawn independently with this mean and variance would give on
+            this very input, without a bias: Var(W)·fan_in, plus what a mean of the weights adds.
         independent: E[z²] that weights drawn independently with this mean and variance would give on this
             very input, Var(W)·Σx² + E[W]²·(Σx)² + E[b²]; a trained weight, aligned with its input, differs.
+        channels: how many inputs (of a group) one output sums at one place: the width that decides how much
+            chance moves the signal, since neighbouring places become alike in a deep stack.
         units: how many outputs.
+        groups: of a grouped convolution; 1 otherwise.
         size: how many values went out.
     """
 
@@ -56,8 +62,11 @@ class LayerMeasure:
     received_between: float
     received_correlation: float
     produced: float
+    amplification: float
     independent: float
+    channels: int
     units: int
+    groups: int
     size: int
 
     @property
@@ -66,22 +75,33 @@ class LayerMeasure:
         return float(self.weights.var()) * self.fan_in
 
 
-def measure_layer(
-    node: Node, args: Any, kwargs: Any, outputs: Sequence[Tensor], batch: int | None
-) -> Iterator[LayerMeasure]:
-    """Measure one call if it is a layer with a weight; yields nothing otherwise."""
+def measure_layer(node: Node, args: Any, kwargs: Any, nodes: NodeProbe) -> Iterator[LayerMeasure]:
+    """Measure one call if it is a layer with a weight; yields nothing otherwise.
+
+    Args:
+        node: the call.
+        args: its live arguments.
+        kwargs: likewise.
+        nodes: what is measured already, this node included.
+    """
     names = _SIGNATURES.get(node.op)
-    if names is None or not outputs or not outputs[0].numel():
+    made = nodes.last
+    if names is None or made.values is None or not made.size:
         return
     bound = {**dict(zip(names, args, strict=False)), **kwargs}
     x, weight = bound["input"].detach(), bound["weight"].detach()
     if not x.numel() or not weight.numel() or not x.is_floating_point():
         return
     fan_in, fan_out = _fans(node.op, weight, bound)
-    between, correlation = across_examples(x) if x.ndim >= 2 and x.shape[0] == batch else (float("nan"),) * 2
-    weights = moments(weight, None)
+    above = nodes.of(node.arguments["input"])
+    if above is not None and above.values is not None and above.shape == tuple(x.shape):
+        received, between, correlation = above.second_moment, above.between, above.correlation
+    else:
+        received, (between, correlation) = mean_square(x), nodes.across(x)
+    weights = overall(weight)
     bias = bound.get("bias")
-    offset = 0.0 if bias is None else _second_moment(bias.detach())
+    offset = 0.0 if bias is None else mean_square(bias.detach())
+    alone = _independent(node.op, x, bound, weights)
     yield LayerMeasure(
         node=node,
         weight=_parameter_name(node, "weight"),
@@ -89,13 +109,16 @@ def measure_layer(
         fan_in=fan_in,
         fan_out=fan_out,
         weights=weights,
-        received=_second_moment(x),
+        received=received,
         received_between=between,
         received_correlation=correlation,
-        produced=_second_moment(outputs[0].detach()),
-        independent=_independent(node.op, x, bound, weights) + offset,
+        produced=made.second_moment,
+        amplification=alone / received if received > 0 else float("nan"),
+        independent=alone + offset,
+        channels=weight.shape[0] // bound.get("groups", 1) if "transpose" in node.op else weight.shape[1],
         units=_units(node.op, weight, bound),
-        size=outputs[0].numel(),
+        groups=bound.get("groups", 1),
+        size=made.size,
     )
 
 
@@ -116,11 +139,6 @@ def looks_fresh(layers: Sequence[LayerMeasure]) -> bool:
 def _parameter_name(node: Node, argument: str) -> str | None:
     sources = node.arguments.get(argument, ())
     return sources[0].name if len(sources) == 1 and isinstance(sources[0], Parameter) else None
-
-
-def _second_moment(t: Tensor) -> float:
-    m = moments(t, None)
-    return float(m.mean) ** 2 + float(m.var())
 
 
 def _product(values: Any, dims: int) -> float:
@@ -160,4 +178,4 @@ def _independent(op: str, x: Tensor, bound: Mapping[str, Any], weights: Moments)
         convolve = getattr(F, op)
         squares = convolve(grouped.square().sum(2), ones, None, groups=groups, **options)
         sums = convolve(grouped.sum(2), ones, None, groups=groups, **options)
-    return variance * float(moments(squares, None).mean) + square_mean * _second_moment(sums)
+    return variance * float(overall(squares).mean) + square_mean * mean_square(sums)

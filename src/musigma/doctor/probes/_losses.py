@@ -62,7 +62,7 @@ def _close(each: Tensor, loss: float) -> bool:
 def _error(each: Tensor) -> float:
     # Examples are the independent draws; positions of one example are averaged first.
     per_example = each.double().reshape(len(each), -1).mean(1)
-    m = moments(per_example, None)
+    m = moments(per_example, 0)
     return float(m.std(correction=1)) / len(each) ** 0.5 if len(each) > 1 else float("inf")
 
 

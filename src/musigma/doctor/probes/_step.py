@@ -2,57 +2,70 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from musigma.doctor.probes._pass import Pass
 from musigma.doctor.probes._trace import Trace
 
 __all__ = ["Step", "Stepper", "copied", "settle", "silent"]
 
-Measure = Callable[[nn.Module], Trace]
 # Zero heads over zero branches over zero gates need a step each; more than this many deep is no design.
 _LIMIT = 6
 
 
 @dataclass(frozen=True)
 class Step:
-    """A model after one optimizer step or a few.
+    """A model after one optimizer step or a few. What is measured of it is measured when it is asked for.
 
     Args:
         model: the copy that was stepped.
-        trace: its forward and backward after the last step.
         moved: parameter name -> largest absolute change in the last step.
         optimizer: what stepped: the class of the caller's optimizer, or "SGD(lr=0.1, clipped)".
         count: how many steps were taken.
+        look: runs a model once forward and backward.
+        record: the same, measuring every node.
     """
 
     model: nn.Module = field(repr=False)
-    trace: Trace = field(repr=False)
     moved: Mapping[str, float]
     optimizer: str
     count: int
+    look: Callable[[nn.Module], Pass] = field(repr=False)
+    record: Callable[[nn.Module], Trace] = field(repr=False)
+
+    @cached_property
+    def after(self) -> Pass:
+        """One forward and one backward after the step: loss, gradients, output."""
+        return self.look(self.model)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The same, with every node measured."""
+        return self.record(self.model)
 
 
-def silent(trace: Trace, names: Iterable[str]) -> frozenset[str]:
+def silent(run: Pass, names: Iterable[str]) -> frozenset[str]:
     """The parameters among `names` whose gradient is missing or exactly zero."""
-    return frozenset(n for n in names if (g := trace.gradients.get(n)) is None or not bool(g.any()))
+    return frozenset(n for n in names if (g := run.gradients.get(n)) is None or not bool(g.any()))
 
 
-def settle(first: Step, stepper: "Stepper", measure: Measure) -> Step:
+def settle(first: Step, stepper: "Stepper") -> Step:
     """Step on as long as every step wakes parameters that had no gradient before.
 
     A zero head hides everything behind it for one step, a zero last convolution in a residual branch the
     branch for one more: those wake one after the other. What sleeps when a step wakes nobody stays asleep.
     """
     trainable = [n for n, p in first.model.named_parameters() if p.requires_grad]
-    step, asleep = first, silent(first.trace, trainable)
+    step, asleep = first, silent(first.after, trainable)
     while asleep and step.count < _LIMIT:
-        moved = stepper.step(step.trace.gradients)
-        step = Step(stepper.model, measure(stepper.model), moved, stepper.said, step.count + 1)
-        still = silent(step.trace, trainable)
+        moved = stepper.step(step.after.gradients)
+        step = replace(step, model=stepper.model, moved=moved, optimizer=stepper.said, count=step.count + 1)
+        still = silent(step.after, trainable)
         if still == asleep:
             break
         asleep = still
@@ -88,12 +101,25 @@ class Stepper:
         if self._optimizer is None:
             norm = sum(float(g.double().square().sum()) for g in gradients.values() if g is not None) ** 0.5
             scaled = {n: None if g is None else g / max(norm, 1.0) for n, g in gradients.items()}
-            moved = _step(self.model, torch.optim.SGD(self.model.parameters(), lr=0.1), scaled)
+            moved = _step(self.model, _Plain(self.model), scaled)
         return moved
 
     def _fall_back(self) -> None:
         self.model, self._optimizer = copy.deepcopy(self._original), None
         self.said = "SGD(lr=0.1, clipped)"
+
+
+class _Plain:
+    """Gradient descent at rate 0.1. (torch's SGD imports dynamo when it is made, which takes seconds.)"""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for p in self._parameters:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=0.1)
 
 
 def copied(model: nn.Module, optimizer: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -107,7 +133,7 @@ def copied(model: nn.Module, optimizer: Any) -> tuple[nn.Module, torch.optim.Opt
 
 
 def _step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, gradients: Mapping[str, Tensor | None]
+    model: nn.Module, optimizer: torch.optim.Optimizer | _Plain, gradients: Mapping[str, Tensor | None]
 ) -> dict[str, float]:
     named = dict(model.named_parameters())
     before = {n: p.detach().clone() for n, p in named.items()}

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from musigma.statistics import Moments, moments
+from musigma.doctor.probes._summary import overall
+from musigma.statistics import Moments
 
 __all__ = ["WeightMeasure", "histogram", "measure_weights"]
 
@@ -36,7 +37,7 @@ def measure_weights(model: nn.Module) -> dict[str, WeightMeasure]:
     with torch.no_grad():
         return {
             name: WeightMeasure(
-                name, tuple(p.shape), moments(p, None), float((p == 0).double().mean()), p.requires_grad
+                name, tuple(p.shape), overall(p), float((p == 0).double().mean()), p.requires_grad
             )
             for name, p in model.named_parameters()
             if p.is_floating_point() and p.numel() and not p.is_meta

@@ -1,5 +1,6 @@
-"""What the doctor found, drawn: tables for the terminal, and one HTML page that opens offline."""
+"""What the doctor found, drawn: for the terminal, and as one HTML page that opens offline."""
 
 from musigma.doctor.report._page import to_html, write_html
+from musigma.doctor.report._terminal import comparison_table, to_rich
 
-__all__ = ["to_html", "write_html"]
+__all__ = ["comparison_table", "to_html", "to_rich", "write_html"]

@@ -39,12 +39,12 @@ class Series:
     Args:
         name: what the legend calls it.
         x: names of layers, or steps.
-        y: one number for each x; one that isn't finite leaves a gap.
+        y: one number for each x; None, and one that isn't finite, leaves a gap.
     """
 
     name: str
     x: Sequence[Any]
-    y: Sequence[float]
+    y: Sequence[float | None]
 
 
 @dataclass(frozen=True)

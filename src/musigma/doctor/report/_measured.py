@@ -11,6 +11,10 @@ from musigma.doctor.report._figures import Figure, Mark, Series, histograms, pro
 
 __all__ = ["measured_figures"]
 
+_Table = Mapping[str, Mapping[str, Any]]
+# What the treatment "standardize" calls the model that it wraps.
+_INNER = "model."
+
 
 def measured_figures(reports: Mapping[str, Report]) -> list[Figure]:
     """The spread and the mean of every layer, the gradient of every weight, the distribution of every weight.
@@ -21,7 +25,8 @@ def measured_figures(reports: Mapping[str, Report]) -> list[Figure]:
     found = {name: r.measurements for name, r in reports.items() if r.measurements}
     if not found:
         return []
-    layers = {name: _layers(m) for name, m in found.items()}
+    layers = _aligned({name: _layers(m) for name, m in found.items()})
+    parameters = _aligned({name: _parameters(m) for name, m in found.items()})
     return [
         profile(
             "activation-std",
@@ -44,7 +49,7 @@ def measured_figures(reports: Mapping[str, Report]) -> list[Figure]:
             "gradient-norm",
             "Gradient norm by parameter",
             "What one backward pass sends to each parameter. Exactly 0 is a gap in the line.",
-            _series({name: _parameters(m) for name, m in found.items()}, "gradient_norm"),
+            _series(parameters, "gradient_norm"),
             unit="gradient norm",
             log=True,
             wide=True,
@@ -53,7 +58,7 @@ def measured_figures(reports: Mapping[str, Report]) -> list[Figure]:
             "weights",
             "Weights: distribution by parameter",
             "How the values are distributed, each curve scaled to its own peak; biases are left out.",
-            _weights(found),
+            _weights(parameters),
         ),
     ]
 
@@ -79,16 +84,26 @@ def _parameters(measured: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {row["name"]: row for row in measured.get("parameters", ())}
 
 
-def _series(tables: Mapping[str, Mapping[str, Mapping[str, Any]]], key: str) -> list[Series]:
+def _aligned(tables: Mapping[str, _Table]) -> dict[str, _Table]:
+    """One name for one layer: a model that was given a Standardize layer holds the original as `model`."""
+    known = next(iter(tables.values()))
+    return {
+        series: {
+            n if n in known or n.removeprefix(_INNER) not in known else n.removeprefix(_INNER): row
+            for n, row in t.items()
+        }
+        for series, t in tables.items()
+    }
+
+
+def _series(tables: Mapping[str, _Table], key: str) -> list[Series]:
     return [Series(name, list(rows), [row[key] for row in rows.values()]) for name, rows in tables.items()]
 
 
-def _weights(
-    found: Mapping[str, Mapping[str, Any]],
-) -> list[tuple[str, dict[str, tuple[list[float], list[float]]]]]:
+def _weights(tables: Mapping[str, _Table]) -> list[tuple[str, dict[str, tuple[list[float], list[float]]]]]:
     by_weight: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-    for series, measured in found.items():
-        for name, row in _parameters(measured).items():
+    for series, rows in tables.items():
+        for name, row in rows.items():
             if len(row["shape"]) >= 2 and row["histogram"]["edges"]:
                 bars = row["histogram"]
                 by_weight.setdefault(name, {})[series] = (list(bars["edges"]), list(bars["counts"]))

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from musigma._version import __version__
 from musigma.doctor._finding import Finding, Report
+from musigma.doctor._treat import Given, Record
 from musigma.doctor.report import _html
 from musigma.doctor.report._figures import Figure
 from musigma.doctor.report._measured import measured_figures
 from musigma.doctor.report._plotly import packed_script
-from musigma.doctor.report._training import Comparison, comparison_rows, trained_figures
+from musigma.doctor.report._training import Trained, comparison_rows, trained_figures, trials
 
 __all__ = ["to_html", "write_html"]
 
@@ -48,7 +48,9 @@ def _findings(report: Report) -> str:
     if report.skipped:
         rows = sorted(report.skipped.items())
         table = _html.table("Rules that could not be asked", ("rule", "why"), rows)
-        parts.append(_html.element("details", f"<summary>{len(rows)} rules stayed silent</summary>", table))
+        parts.append(
+            _html.element("details", f"<summary>Rules that stayed silent: {len(rows)}</summary>", table)
+        )
     return _html.element("section", '<h2 id="findings">Findings</h2>', *parts, aria_labelledby="findings")
 
 
@@ -67,18 +69,36 @@ def _figure(f: Figure) -> str:
     )
 
 
-def _figures(id: str, title: str, figures: Sequence[Figure]) -> str:
+def _plots(figures: Sequence[Figure]) -> str:
+    return _html.element("div", *map(_figure, figures), class_="plots")
+
+
+def _statistics(figures: Sequence[Figure]) -> str:
     if not figures:
         return ""
-    plots = _html.element("div", *map(_figure, figures), class_="plots")
-    return _html.element("section", f'<h2 id="{id}">{escape(title)}</h2>', plots, aria_labelledby=id)
+    heading = '<h2 id="statistics">Statistics by layer</h2>'
+    return _html.element("section", heading, _plots(figures), aria_labelledby="statistics")
 
 
-Treatments = Any
+def _given(given: Given) -> str:
+    what = given.done if given.kept else f"not done: {given.reason}"
+    codes = ", ".join(f"{c} mended" if c in given.mended else c for c in given.codes)
+    inner = f"<strong>{escape(given.treatment)}</strong> ({escape(codes)}): {escape(what)}"
+    return _html.element("li", inner)
 
 
-def _treatments(treatments: Any) -> str:
-    return ""
+def _treatment(record: Record | None) -> str:
+    if record is None or not (record.given or record.untreated):
+        return ""
+    parts = ['<h2 id="treatment">Treatment</h2>']
+    if record.given:
+        parts.append(_html.element("ol", *map(_given, record.given)))
+    if record.untreated:
+        rows = [(f.code, ", ".join(f.where[:4]) or "(model)", why) for f, why in record.untreated]
+        table = _html.element("div", _html.table("Why nothing mended it", ("rule", "where", "why"), rows))
+        said = f"<summary>{len(rows)} finding{'s' if len(rows) > 1 else ''} left</summary>"
+        parts.append(_html.element("details", said, table))
+    return _html.element("section", *parts, aria_labelledby="treatment")
 
 
 def _header(report: Report) -> str:
@@ -100,9 +120,10 @@ def _notice() -> str:
     )
 
 
-def _comparison(comparison: Comparison | None) -> str:
+def _comparison(comparison: Trained | None, figures: Sequence[Figure]) -> str:
     if comparison is None:
         return ""
+    runs = len(trials(comparison))
     head = "".join(_html.element("th", h, scope="col") for h in ("measure", "original", "treated", "better"))
     body = ""
     for row in comparison_rows(comparison):
@@ -110,14 +131,15 @@ def _comparison(comparison: Comparison | None) -> str:
         for which in ("original", "treated"):
             best = " better" if row.better == which else ""
             cells.append(_html.element("td", escape(row.shown(which)), class_=f"number{best}"))
-        cells.append(_html.element("td", row.better or "–"))
+        cells.append(_html.element("td", escape(row.verdict(runs=runs))))
         body += _html.element("tr", *cells)
-    table = _html.element(
-        "table", _html.element("thead", _html.element("tr", head)), _html.element("tbody", body)
-    )
-    return _html.element(
-        "section", '<h2 id="comparison">Original and treated</h2>', table, aria_labelledby="comparison"
-    )
+    parts = ['<h2 id="comparison">Original and treated</h2>']
+    if runs > 1:
+        parts.append(f'<p class="quiet">Medians of {runs} runs, each with its own seed.</p>')
+    thead = _html.element("thead", _html.element("tr", head))
+    parts.append(_html.element("table", thead, _html.element("tbody", body)))
+    parts.append(_plots(figures))
+    return _html.element("section", *parts, aria_labelledby="comparison")
 
 
 def _footer(report: Report) -> str:
@@ -132,17 +154,15 @@ def _footer(report: Report) -> str:
 def to_html(
     report: Report,
     *,
-    treated: Report | None = None,
-    treatments: Treatments | None = None,
-    comparison: Comparison | None = None,
+    record: Record | None = None,
+    comparison: Trained | None = None,
 ) -> str:
     """Draw a report as one HTML page that opens offline.
 
     Args:
         report: of the original model.
-        treated: of the treated model; its layers are drawn beside the original's.
-        treatments: what was done to the model and what could not be.
-        comparison: how the two trained.
+        record: from `treat`: what was done, what could not be, and the treated model's layers beside these.
+        comparison: from `compare`: how the two trained; of several, with different seeds, the medians.
 
     Returns:
         The page. The same arguments give the same text.
@@ -157,17 +177,16 @@ def to_html(
         >>> "<b>small" in page, "&lt;b&gt;small&lt;/b&gt;" in page
         (False, True)
     """
-    reports = {"original": report} | ({"treated": treated} if treated is not None else {})
+    reports = {"original": report} | ({"treated": record.after} if record is not None else {})
     trained = trained_figures(comparison) if comparison is not None else []
     measured = measured_figures(reports)
     main = [
         _header(report),
         _notice(),
-        _comparison(comparison),
-        _treatments(treatments),
+        _comparison(comparison, trained),
+        _treatment(record),
         _findings(report),
-        _figures("training", "Training", trained),
-        _figures("statistics", "Statistics by layer", measured),
+        _statistics(measured),
         _footer(report),
     ]
     title = escape(f"musigma: {report.name or 'model'}")
@@ -184,17 +203,15 @@ def write_html(
     path: str | os.PathLike[str],
     report: Report,
     *,
-    treated: Report | None = None,
-    treatments: Treatments | None = None,
-    comparison: Comparison | None = None,
+    record: Record | None = None,
+    comparison: Trained | None = None,
 ) -> Path:
     """Write `to_html` to a file, whole or not at all.
 
     Args:
         path: of the page; a file that is there is replaced once the new one is complete.
         report: see `to_html`.
-        treated: see `to_html`.
-        treatments: see `to_html`.
+        record: see `to_html`.
         comparison: see `to_html`.
 
     Returns:
@@ -203,9 +220,17 @@ def write_html(
     Raises:
         ImportError: plotly is not installed.
         OSError: the folder can't be written to.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from musigma.doctor import examine
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = write_html(f"{folder}/report.html", examine(torch.nn.Linear(4, 2), torch.eye(4)))
+        ...     path.read_text()[:15]
+        '<!doctype html>'
     """
     path = Path(path)
-    page = to_html(report, treated=treated, treatments=treatments, comparison=comparison)
+    page = to_html(report, record=record, comparison=comparison)
     # Beside the target, since a rename is atomic only within one file system
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:

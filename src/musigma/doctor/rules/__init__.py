@@ -33,11 +33,15 @@ How to write a rule
      node: moments of its output overall, per unit, between examples; zeros; gradient moments), `.norms` (a
      `NormMeasure` per normalization call), `.entries` (what reaches the first weight layers), `.loss`,
      `.gradients` (parameter name -> gradient, None where there is none)
-   - `exam.step`: the same after one optimizer step on another copy, and `exam.settled`: after as many steps
-     as it takes until no parameter wakes any more; what looks dead or constant at step 0 is judged there
+   - `exam.step`: another copy after one optimizer step, and `exam.settled`: after as many steps as it takes
+     until no parameter wakes any more; what looks dead or constant at step 0 is judged there. `.after` is
+     one forward and backward of it (loss, gradients, output), `.trace` the same with every node measured
    - `exam.stacks` (plain stacks of weight layers), `exam.fresh` (weights as an initialization leaves them),
      `exam.chance` (the loss of a net that knows nothing)
    - `exam.modes_compared`: the same batch in train and in eval mode, noise averaged out
+   - `exam.channels` (every BatchNorm and InstanceNorm call: what it sees, how many independent values that is
+     worth, what it has stored), `exam.channels_in_training` (the same in train mode), `exam.cancelled_biases`
+     (biases that norms subtract again), `exam.coupling` (whether examples depend on their batch mates)
    - `exam.data` (moments of every input), `exam.weights` (moments of every parameter)
 
    Each is measured when a rule first asks for it and then kept. A probe that more than one rule could use

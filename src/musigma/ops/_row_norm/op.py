@@ -29,7 +29,8 @@ def check(
 
 def _standardized(x: Tensor, n_dims: int, eps: float, center: bool) -> tuple[Tensor, Tensor, Tensor]:
     """x̂ as (*rows, width), and each row's mean and rstd as (*rows, 1), in the accumulator type."""
-    rows = x.to(accumulator(x)).flatten(-n_dims)  # (*rows, width)
+    # Contiguous, so that a row is summed in one order wherever it lies.
+    rows = x.to(accumulator(x)).flatten(-n_dims).contiguous()  # (*rows, width)
     mean = torch.zeros_like(rows[..., :1])
     centered = rows
     if center:

@@ -86,13 +86,13 @@ def condition_numbers(entry: EntryMeasure) -> Tensor:
     """The condition number that each feature's mean and std give beside a bias, sampling error forgiven.
 
     Examples are the independent draws (the pixels of one image are not), so their number n gives the errors:
-    σ/√n for the mean and, for a normal feature, a factor 1 ± 1/√(2n) for the std. Constant features give 1:
-    they are INP102's.
+    σ/√n for the mean, and √((kurtosis − 1)/4n) for the logarithm of the std, which is large for a feature
+    that is rarely anything but zero. Constant features give 1: they are INP102's.
     """
     n = entry.examples
     std = entry.features.std()
     mean = (entry.features.mean.abs() - _SIGMAS * std / n**0.5).clamp_min(0)
-    slack = 1 + _SIGMAS / (2 * n) ** 0.5
+    slack = (_SIGMAS * ((entry.tails - 1) / (4 * n)).sqrt()).exp()
     # Towards 1, never beyond it.
     std = torch.where(std > 1, (std / slack).clamp_min(1), (std * slack).clamp_max(1))
     trace = (1 + mean.square() + std.square()) / std

@@ -1,0 +1,207 @@
+"""Random shapes, dtypes, layouts and arguments: ours and torch.nn.functional's agree, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import musigma as ms
+
+f = ms.functional
+SIZES = st.sampled_from([1, 2, 3, 7, 8, 17, 63, 64, 100])
+SPATIAL = st.lists(st.sampled_from([1, 2, 5, 9]), max_size=3)
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
+PATHS = st.sampled_from(["auto", "reference"])
+SEEDS = st.integers(0, 2**16)
+
+
+def draw(shape: tuple[int, ...], seed: int, dtype: torch.dtype, shift: float = 0.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator, dtype=torch.float64) + shift).to(dtype)
+
+
+def arranged(x: Tensor, layout: str) -> Tensor:
+    match layout:
+        case "transposed":
+            return x.transpose(0, -1).contiguous().transpose(0, -1)
+        case "strided":
+            return x.repeat_interleave(2, 0)[::2]
+        case "channels_last" if x.dim() in (4, 5):
+            return x.to(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+        case _:
+            return x
+
+
+LAYOUTS = st.sampled_from(["contiguous", "transposed", "strided", "channels_last"])
+
+
+def compare(
+    path: Any, ours: Any, theirs: Any, inputs: list[Tensor | None], shape: Sequence[int], g_seed: int
+) -> None:
+    """Outputs and gradients: what users get against torch's on the same tensors, our ops against float64."""
+    reference = path == "reference"
+    mine = [t if t is None else t.detach().requires_grad_() for t in inputs]
+    other = [t if t is None else t.detach() for t in inputs]
+    if reference:
+        other = [t if t is None else t.double().contiguous() for t in other]
+    elif len(other) == 3 and inputs[0].dtype in (torch.float16, torch.bfloat16):
+        # with float32 weights torch keeps float32 statistics for its backward, as ours do with any
+        other[1:] = [t if t is None else t.float() for t in other[1:]]
+        other[1] = torch.ones(shape) if other[1] is None else other[1]
+    if len(other) == 3 and other[1] is None and other[2] is not None:
+        other[1] = torch.ones_like(other[2])  # torch's group_norm fails in backward with a bias alone
+    used = [
+        t.requires_grad_()
+        for t, given in zip(other, inputs, strict=True)
+        if t is not None and given is not None
+    ]
+    with ms.ops.use_kernels(path):
+        y = ours(*mine)
+        g = draw(tuple(y.shape), g_seed, y.dtype)
+        got = torch.autograd.grad(y, [t for t in mine if t is not None], g)
+    expected = theirs(*other)
+    gradients = torch.autograd.grad(expected, used, g.to(expected.dtype))
+    if not reference or y.dtype is torch.float64:
+        # (float64 against float64: rows of two values that nearly agree are not known better)
+        assert_close((y, *got), (expected, *gradients), check_dtype=False)
+        return
+    # Computed in float64 and rounded once, a BatchNorm's dx as two parts that may cancel: half a unit of the
+    # largest value, where dx counts against rstd · |g · weight|, and rstd is 1/√0.001 at most.
+    heaviest = 1.0 if other[1] is None else other[1].abs().max().item()
+    path_to_x = g.abs().max().item() * heaviest / 1e-3**0.5
+    for value, exact, least in zip(
+        (y, *got), (expected, *gradients), (0.0, path_to_x, 1e-3, 1e-3), strict=False
+    ):
+        limit = torch.finfo(value.dtype).eps * max(exact.abs().max().item(), least)
+        assert (value.double() - exact).abs().max() <= limit
+
+
+@given(
+    PATHS,
+    st.lists(SIZES, max_size=2),
+    st.lists(st.sampled_from([2, 3, 7, 8, 63, 100]), min_size=1, max_size=2),
+    DTYPES,
+    LAYOUTS,
+    st.booleans(),
+    st.booleans(),
+    SEEDS,
+)
+def test_layer_and_rms_norm(
+    path: Any,
+    rows: list[int],
+    row: list[int],
+    dtype: torch.dtype,
+    layout: str,
+    weighted: bool,
+    biased: bool,
+    seed: int,
+) -> None:
+    shape = tuple(row)
+    x = arranged(draw((*rows, *row), seed, dtype, 0.5), layout)
+    weight = draw(shape, seed + 1, dtype) if weighted else None
+    bias = draw(shape, seed + 2, dtype) if biased else None
+    compare(
+        path,
+        lambda x, w, b: f.layer_norm(x, shape, w, b, 1e-3),
+        lambda x, w, b: F.layer_norm(x, shape, w, b, 1e-3),
+        [x, weight, bias],
+        shape,
+        seed,
+    )
+    compare(
+        path,
+        lambda x, w: f.rms_norm(x, shape, w, 1e-3),
+        lambda x, w: F.rms_norm(x, shape, w, 1e-3),
+        [x, weight],
+        shape,
+        seed,
+    )
+
+
+@given(
+    PATHS,
+    st.integers(1, 5),
+    st.sampled_from([(1, 4), (2, 6), (3, 3), (4, 8)]),
+    SPATIAL,
+    DTYPES,
+    LAYOUTS,
+    st.booleans(),
+    st.booleans(),
+    SEEDS,
+)
+def test_group_norm(
+    path: Any,
+    n: int,
+    groups: tuple[int, int],
+    spatial: list[int],
+    dtype: torch.dtype,
+    layout: str,
+    weighted: bool,
+    biased: bool,
+    seed: int,
+) -> None:
+    count, channels = groups
+    spatial = spatial if count < channels or torch.Size(spatial).numel() > 1 else [2]
+    x = arranged(draw((n, channels, *spatial), seed, dtype, 0.5), layout)
+    weight = draw((channels,), seed + 1, dtype) if weighted else None
+    bias = draw((channels,), seed + 2, dtype) if biased else None
+    compare(
+        path,
+        lambda x, w, b: f.group_norm(x, count, w, b, 1e-3),
+        lambda x, w, b: F.group_norm(x, count, w, b, 1e-3),
+        [x, weight, bias],
+        (channels,),
+        seed,
+    )
+
+
+@given(
+    PATHS,
+    st.integers(2, 6),
+    st.integers(1, 7),
+    SPATIAL,
+    DTYPES,
+    LAYOUTS,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 0.1, 1.0]),
+    SEEDS,
+)
+def test_batch_and_instance_norm(
+    path: Any,
+    n: int,
+    channels: int,
+    spatial: list[int],
+    dtype: torch.dtype,
+    layout: str,
+    weighted: bool,
+    biased: bool,
+    training: bool,
+    momentum: float,
+    seed: int,
+) -> None:
+    x = arranged(draw((n, channels, *spatial), seed, dtype, 0.5), layout)
+    parameters = torch.float64 if dtype is torch.float64 else torch.float32
+    weight = draw((channels,), seed + 1, parameters) if weighted else None
+    bias = draw((channels,), seed + 2, parameters) if biased else None
+    # torch takes running statistics of the weights' dtype only
+    wide = torch.float64 if dtype is torch.float64 or path == "reference" else torch.float32
+    dtypes = (torch.float64 if dtype is torch.float64 else torch.float32, wide)
+    ours, theirs = ([torch.full((channels,), v, dtype=d) for v in (0.5, 2.0)] for d in dtypes)
+
+    def run(m: Any, function: str, running: list[Tensor]) -> Any:
+        return lambda x, w, b: getattr(m, function)(x, *running, w, b, training, momentum, 1e-3)
+
+    function = "instance_norm" if torch.Size(spatial).numel() > 1 and seed % 2 else "batch_norm"
+    # by running statistics the two are one, and torch's instance_norm sums its gradients in half precision
+    peer = function if training else "batch_norm"
+    compare(path, run(f, function, ours), run(F, peer, theirs), [x, weight, bias], (channels,), seed)
+    assert_close(ours, theirs, check_dtype=False, rtol=1e-5, atol=1e-6)
