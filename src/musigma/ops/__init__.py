@@ -4,7 +4,7 @@ from musigma.ops._affine.op import affine
 from musigma.ops._batch_norm.op import batch_norm
 from musigma.ops._define import OPS, ErrorSample, Op, Sample, transforms_active
 from musigma.ops._group_norm.op import group_norm
-from musigma.ops._kernels import Kernel, kernels, selected, use_kernels
+from musigma.ops._kernels import Kernel, Mode, kernels, selected, use_kernels
 from musigma.ops._moments.op import moments
 from musigma.ops._numerics import memory_format
 from musigma.ops._row_norm.op import row_norm
@@ -14,6 +14,7 @@ __all__ = [
     "OPS",
     "ErrorSample",
     "Kernel",
+    "Mode",
     "Op",
     "Sample",
     "affine",

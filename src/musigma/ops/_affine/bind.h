@@ -65,8 +65,7 @@ inline Grads backward(
     const Tensor& grad, const Tensor& input, const Tensor& mean, const Tensor& var, const MaybeTensor& weight, double eps,
     std::array<bool, 5> needs) {
   DType type;
-  if (!supported(input, mean, var, weight, std::nullopt, type) || grad.scalar_type() != input.scalar_type() ||
-      grad.sizes() != input.sizes())
+  if (!supported(input, mean, var, weight, std::nullopt, type) || !is_like(grad, input))
     return backward_reference().call(grad, input, mean, var, weight, eps, needs);
   const Image x(input, type);
   const Tensor dy = x.alike(grad);

@@ -68,8 +68,8 @@ inline Result backward(
     const Tensor& grad, const Tensor& input, const MaybeTensor& weight, const Tensor& mean, const Tensor& m2_, double eps,
     std::array<bool, 3> needs) {
   DType type;
-  if (!supported(input, weight, std::nullopt, type) || grad.scalar_type() != input.scalar_type() ||
-      grad.sizes() != input.sizes())
+  if (!supported(input, weight, std::nullopt, type) || !is_like(grad, input) ||
+      !is_statistic(mean, input.size(1)) || !is_statistic(m2_, input.size(1)))
     return backward_reference().call(grad, input, weight, mean, m2_, eps, needs);
   const Image x(input, type);
   const Tensor dy = x.alike(grad);

@@ -172,8 +172,8 @@ inline Result backward(
     const Tensor& grad, const Tensor& input, int64_t groups, const MaybeTensor& weight, const Tensor& mean,
     const Tensor& m2, double eps, std::array<bool, 3> needs) {
   DType type;
-  if (!supported(input, groups, weight, std::nullopt, type) || grad.scalar_type() != input.scalar_type() ||
-      grad.sizes() != input.sizes() || mean.scalar_type() != at::kDouble || m2.scalar_type() != at::kDouble)
+  if (!supported(input, groups, weight, std::nullopt, type) || !is_like(grad, input) ||
+      !is_statistic(mean, input.size(0) * groups) || !is_statistic(m2, input.size(0) * groups))
     return backward_reference().call(grad, input, groups, weight, mean, m2, eps, needs);
   const Image x(input, type);
   const Tensor dy = x.alike(grad);

@@ -92,10 +92,12 @@ inline Tensor backward(
     const Tensor& count, const Tensor& mean, std::array<bool, 1> needs) {
   DType type;
   const auto slow = [&] { return backward_reference().call(dmean, dm2, input, dims, mask, count, mean, needs); };
-  if (!supported(input, mask, type) || !needs[0] || mean.scalar_type() != at::kDouble) return slow();
+  if (!supported(input, mask, type) || !needs[0]) return slow();
   const View v(input, dims, type);
   // The reference returns a contiguous gradient.
   if (!v.fits || !v.held.is_contiguous()) return slow();
+  const auto fits = [&](const MaybeTensor& t) { return !t || is_statistic(*t, v.layout.channels); };
+  if (!is_statistic(mean, v.layout.channels) || !fits(dmean) || !fits(dm2)) return slow();
   Image x(v.held, v.layout);
   const int64_t channels = v.layout.channels;
   const Values m(mean, 0.0), a(dmean, 0.0), b(dm2, 0.0);

@@ -14,23 +14,25 @@
 
 #define MUSIGMA_OPS(each) each(row_norm) each(group_norm) each(batch_norm) each(moments) each(affine)
 
-#define MUSIGMA_CPU(name)                          \
-  m.impl(#name, musigma::name::forward);           \
-  m.impl(#name "_backward", musigma::name::backward);
-TORCH_LIBRARY_IMPL(musigma, CPU, m) {
-  MUSIGMA_OPS(MUSIGMA_CPU)
-  m.impl("running_update_", musigma::running::update);
-}
-
-#define MUSIGMA_AUTOGRAD(name)                              \
-  m.impl(#name, musigma::name::forward_autograd);           \
-  m.impl(#name "_backward", musigma::name::backward_autograd);
-TORCH_LIBRARY_IMPL(musigma, AutogradCPU, m) {
-  MUSIGMA_OPS(MUSIGMA_AUTOGRAD)
-  m.impl("running_update_", torch::CppFunction::makeFallthrough());
-}
-
 namespace {
+
+// Not by TORCH_LIBRARY_IMPL: what that raises, about a schema that has changed since the build, ends the process.
+void add_kernels() {
+  const auto library = [](c10::DispatchKey key) {
+    return std::make_unique<torch::Library>(torch::Library::IMPL, "musigma", key, __FILE__, __LINE__);
+  };
+  auto cpu = library(c10::DispatchKey::CPU), autograd = library(c10::DispatchKey::AutogradCPU);
+#define MUSIGMA_ADD(name)                                    \
+  cpu->impl(#name, musigma::name::forward);                  \
+  cpu->impl(#name "_backward", musigma::name::backward);     \
+  autograd->impl(#name, musigma::name::forward_autograd);    \
+  autograd->impl(#name "_backward", musigma::name::backward_autograd);
+  MUSIGMA_OPS(MUSIGMA_ADD)
+  cpu->impl("running_update_", musigma::running::update);
+  autograd->impl("running_update_", torch::CppFunction::makeFallthrough());
+  // All or none; and as long as the process lives.
+  cpu.release(), autograd.release();
+}
 
 using musigma::MaybeTensor;
 using at::Tensor;
@@ -55,15 +57,23 @@ struct Arguments {
   }
   int64_t integer(int i) {
     if (!plain || !PyLong_Check(values[i])) return plain = false, 0;
-    return PyLong_AsLongLong(values[i]);
+    return checked<int64_t>(PyLong_AsLongLong(values[i]));
   }
   double number(int i) {
     if (!plain || !(PyFloat_Check(values[i]) || PyLong_Check(values[i]))) return plain = false, 0;
-    return PyFloat_AsDouble(values[i]);
+    return checked(PyFloat_AsDouble(values[i]));
   }
   bool flag(int i) {
     if (!plain || !PyBool_Check(values[i])) return plain = false, false;
     return values[i] == Py_True;
+  }
+
+ private:
+  // What C++ can't hold is the dispatcher's to refuse.
+  template <class T>
+  T checked(T value) {
+    if (value == T(-1) && PyErr_Occurred()) PyErr_Clear(), plain = false;
+    return value;
   }
 };
 
@@ -175,4 +185,12 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nul
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit__C() {
+  try {
+    add_kernels();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_ImportError, error.what());
+    return nullptr;
+  }
+  return PyModule_Create(&definition);
+}

@@ -13,6 +13,8 @@ import torch
 RECORD = Path(__file__).parents[1] / "_build.json"
 """What setup.py wrote about the build."""
 
+REBUILD = "reinstall musigma with pip install --no-build-isolation"
+
 
 @dataclass(frozen=True)
 class Native:
@@ -31,19 +33,21 @@ def load() -> Native:
     """
     try:
         record = json.loads(RECORD.read_text())
+        built, built_for, reason = record["built"], record["torch"], record["reason"]
     except FileNotFoundError:
         return Native(None, "no native kernel is built")
-    rebuild = "reinstall musigma with pip install --no-build-isolation"
-    if not record["built"]:
-        return Native(None, f"the kernels could not be built: {record['reason']}", broken=True)
-    if record["torch"] != torch.__version__:
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Native(None, f"{RECORD.name} can't be read: {error!r}; {REBUILD}", broken=True)
+    if not built:
+        return Native(None, f"the kernels could not be built: {reason}", broken=True)
+    if built_for != torch.__version__:
         return Native(
             None,
-            f"the kernels were built for torch {record['torch']}, and {torch.__version__} runs; {rebuild}",
+            f"the kernels were built for torch {built_for}, and {torch.__version__} runs; {REBUILD}",
             broken=True,
         )
     try:
         module = importlib.import_module("musigma.ops._C")
     except ImportError as error:
-        return Native(None, f"the kernels do not load: {error}; {rebuild}", broken=True)
+        return Native(None, f"the kernels do not load: {error}; {REBUILD}", broken=True)
     return Native(module, f"built for torch {torch.__version__}, runs at level {module.level()}")

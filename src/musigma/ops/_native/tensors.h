@@ -30,6 +30,15 @@ inline bool is_parameter(const MaybeTensor& p, at::IntArrayRef shape) {
   return !p || (p->sizes() == shape && p->is_cpu() && at::isFloatingType(p->scalar_type()));
 }
 
+// What a backward is handed may come from anywhere: dy like x, and one double a set of values.
+inline bool is_like(const Tensor& dy, const Tensor& x) {
+  return dy.is_cpu() && dy.layout() == at::kStrided && dy.scalar_type() == x.scalar_type() && dy.sizes() == x.sizes();
+}
+
+inline bool is_statistic(const Tensor& t, int64_t sets) {
+  return t.is_cpu() && t.layout() == at::kStrided && t.scalar_type() == at::kDouble && t.numel() == sets;
+}
+
 // A parameter as the kernels read it: contiguous, in the compute type. Keeps what it points to alive.
 struct Parameter {
   Tensor held;

@@ -57,8 +57,12 @@ inline Result backward(
     const Tensor& dy, const Tensor& x, int64_t n_dims, const MaybeTensor& weight, const Tensor& mean, const Tensor& rstd,
     double eps, bool center, std::array<bool, 3> needs) {
   DType type;
-  if (!supported(x, n_dims, weight, std::nullopt, type) || dy.scalar_type() != x.scalar_type() ||
-      dy.sizes() != x.sizes() || mean.scalar_type() != at::kDouble || rstd.scalar_type() != at::kDouble)
+  const auto taken = [&] {
+    if (!supported(x, n_dims, weight, std::nullopt, type) || !is_like(dy, x)) return false;
+    const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - n_dims));
+    return is_statistic(mean, rows) && is_statistic(rstd, rows);
+  };
+  if (!taken())
     return backward_reference().call(dy, x, n_dims, weight, mean, rstd, eps, center, needs);
   const auto row = x.sizes().slice(x.dim() - n_dims);
   const int64_t width = c10::multiply_integers(row);

@@ -27,7 +27,7 @@ void blend(Tensor& running, double factor, double (*batch)(double, double, doubl
 }
 
 inline bool float_vector(const Tensor& t) {
-  return t.is_contiguous() && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble);
+  return t.is_cpu() && t.is_contiguous() && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble);
 }
 
 inline void written(const Tensor& t) {
@@ -38,10 +38,10 @@ inline void update(
     Tensor& running_mean, Tensor& running_var, MaybeTensor tracked, const Tensor& count, const Tensor& mean,
     const Tensor& m2, std::optional<double> momentum) {
   const bool taken = enabled && float_vector(running_mean) && float_vector(running_var) && running_mean.sizes() == mean.sizes() &&
-      running_var.sizes() == mean.sizes() && m2.sizes() == mean.sizes() && count.numel() == 1 &&
-      count.scalar_type() == at::kDouble && mean.scalar_type() == at::kDouble && m2.scalar_type() == at::kDouble &&
-      mean.is_contiguous() && m2.is_contiguous() && (momentum || tracked) &&
-      (!tracked || (tracked->scalar_type() == at::kLong && tracked->numel() == 1));
+      running_var.sizes() == mean.sizes() && m2.sizes() == mean.sizes() && is_statistic(count, 1) &&
+      is_statistic(mean, mean.numel()) && is_statistic(m2, mean.numel()) && mean.is_contiguous() && m2.is_contiguous() &&
+      (momentum || tracked) &&
+      (!tracked || (tracked->is_cpu() && tracked->scalar_type() == at::kLong && tracked->numel() == 1));
   if (!taken) return reference().call(running_mean, running_var, tracked, count, mean, m2, momentum);
   // The forward that activation checkpointing forms again during a backward pass was counted the first time.
   if (torch::autograd::get_current_graph_task_id() != -1) return;
