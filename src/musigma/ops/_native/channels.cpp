@@ -110,98 +110,38 @@ void sums_along(const ChannelSums& a, int64_t begin, int64_t end) {
 template <class A, class T>
 void affine_along(const ChannelAffine& a, int64_t begin, int64_t end) {
   const int64_t n = a.layout.inner;
-  for (int64_t r = begin; r < end; r++) {
-    const int64_t c = r % a.layout.channels;
+  int64_t c = begin % a.layout.channels;
+  for (int64_t r = begin; r < end; r++, c = c + 1 == a.layout.channels ? 0 : c + 1) {
     const T* x = (const T*)a.x + r * n;
     T* y = (T*)a.y + r * n;
     const Center<A> center = center_from<A>(a.at, c);
     const Lanes<A> scale = splat<A>(((const A*)a.at.scale)[c]), shift = splat<A>(((const A*)a.at.shift)[c]);
-    sweep<A>(n, [&](int64_t i, auto part) {
-      store<A>(y + i, madd<A>(center(load<A>(x + i, part)), scale, shift), part);
-    });
+    transform<A>(n, y, [&](int64_t i, auto part) { return madd<A>(center(load<A>(x + i, part)), scale, shift); });
   }
 }
 
 template <class A, class T>
 void gradient_along(const ChannelGradient& a, int64_t begin, int64_t end) {
   const int64_t n = a.layout.inner;
-  for (int64_t r = begin; r < end; r++) {
-    const int64_t c = r % a.layout.channels;
+  int64_t c = begin % a.layout.channels;
+  for (int64_t r = begin; r < end; r++, c = c + 1 == a.layout.channels ? 0 : c + 1) {
     const T *dy = (const T*)a.dy + r * n, *x = (const T*)a.x + r * n;
     T* dx = (T*)a.dx + r * n;
     const Lanes<A> scale = splat<A>(((const A*)a.at.scale)[c]);
     if (!a.slope) {
-      sweep<A>(n, [&](int64_t i, auto part) { store<A>(dx + i, load<A>(dy + i, part) * scale, part); });
+      transform<A>(n, dx, [&](int64_t i, auto part) { return load<A>(dy + i, part) * scale; });
       continue;
     }
     const Center<A> center = center_from<A>(a.at, c);
     const Lanes<A> slope = splat<A>(((const A*)a.slope)[c]), shift = splat<A>(((const A*)a.at.shift)[c]);
-    sweep<A>(n, [&](int64_t i, auto part) {
+    transform<A>(n, dx, [&](int64_t i, auto part) {
       const Lanes<A> v = madd<A>(center(load<A>(x + i, part)), slope, shift);
-      store<A>(dx + i, madd<A>(load<A>(dy + i, part), scale, v), part);
+      return madd<A>(load<A>(dy + i, part), scale, v);
     });
   }
 }
 
 // ---- across channels -----------------------------------------------------------------------------------------
-
-template <int N>
-inline int64_t count_of(All) {
-  return N;
-}
-template <int N>
-inline int64_t count_of(First part) {
-  return part.n;
-}
-
-// G vectors of channels, from channel j on, over the rows of a part: in registers from the first row to the last. Runs of
-// 16 rows are added first, as in sums.h.
-template <class A, int G, class T, class P>
-bool columns_moments(const T* x, int64_t rows, int64_t stride, P part, const double* from, double* mean, double* m2) {
-  constexpr int64_t W = kLanes<A>;
-  Lanes<A> pivot[G], total[G] = {}, first[G], second[G], squares[G] = {};
-  for (int g = 0; g < G; g++) pivot[g] = load<A>(x + g * W, part);
-  if constexpr (sizeof(A) == 8)
-    for (int g = 0; from && g < G; g++) pivot[g] = load<A>(from + g * W, part);
-  for (int64_t run = 0; run < rows; run += 16) {
-    const int64_t stop = run + 16 < rows ? run + 16 : rows;
-    Lanes<A> acc[G] = {};
-    for (int64_t r = run; r < stop; r++)
-      for (int g = 0; g < G; g++) acc[g] += load<A>(x + r * stride + g * W, part) - pivot[g];
-    for (int g = 0; g < G; g++) total[g] += acc[g];
-  }
-  // Through arrays, in loops that the compiler turns into vectors of doubles.
-  double centers[G * W];
-  A from_pivot[G * W], sums[G * W], firsts[G * W], seconds[G * W];
-  for (int g = 0; g < G; g++) write(from_pivot + g * W, pivot[g]), write(sums + g * W, total[g]);
-  for (int64_t l = 0; l < G * W; l++) {
-    const double offset = (double)sums[l] / (double)rows, center = (double)from_pivot[l] + offset;
-    centers[l] = from ? offset : center;
-    firsts[l] = sizeof(A) == 8 ? from_pivot[l] : (A)center;
-    seconds[l] = sizeof(A) == 8 ? (A)offset : (A)(center - (double)(A)center);
-  }
-  for (int g = 0; g < G; g++) first[g] = read<Lanes<A>>(firsts + g * W), second[g] = read<Lanes<A>>(seconds + g * W);
-  for (int64_t run = 0; run < rows; run += 16) {
-    const int64_t stop = run + 16 < rows ? run + 16 : rows;
-    Lanes<A> acc[G] = {};
-    for (int64_t r = run; r < stop; r++)
-      for (int g = 0; g < G; g++) {
-        const Lanes<A> d = (load<A>(x + r * stride + g * W, part) - first[g]) - second[g];
-        acc[g] = madd<A>(d, d, acc[g]);
-      }
-    for (int g = 0; g < G; g++) squares[g] += acc[g];
-  }
-  for (int g = 0; g < G; g++) write(sums + g * W, squares[g]);
-  const int64_t n = count_of<G * W>(part);
-  int64_t fine = 0;
-  for (int64_t l = 0; l < n; l++) {
-    mean[l] = centers[l];
-    m2[l] = sums[l];
-    const double square = (double)sums[l] / (double)rows;
-    fine += (square >= 0x1p-100) & (square <= 0x1p100);
-  }
-  return sizeof(A) == 8 || fine == n;
-}
 
 // body(j, G, All or First) over all channels, widest groups first.
 template <class A, class Body>
@@ -213,6 +153,66 @@ inline void across(int64_t channels, Body body) {
   if (j < channels) body.template operator()<1>(j, First{channels - j});
 }
 
+// So many channels at a time, whose sums stay in the first cache beside 16 rows of them.
+constexpr int64_t kPanel = 512;
+
+// body(j, G, All or First, first row, last row) over runs of 16 rows, which are added in registers first, as in sums.h.
+template <class A, class Body>
+inline void runs_across(int64_t rows, int64_t channels, Body body) {
+  for (int64_t run = 0; run < rows; run += 16) {
+    const int64_t stop = run + 16 < rows ? run + 16 : rows;
+    across<A>(channels, [&]<int G>(int64_t j, auto part) { body.template operator()<G>(j, part, run, stop); });
+  }
+}
+
+// Moments of a panel of channels over the rows of a part. Returns which channels have to be done again in double, as the
+// first and one past the last of them.
+template <class A, class T>
+void panel_moments(const T* x, int64_t rows, int64_t stride, int64_t channels, const double* from, double* mean, double* m2,
+                   int64_t& poor_begin, int64_t& poor_end) {
+  constexpr int64_t W = kLanes<A>;
+  A pivot[kPanel], sums[kPanel], first[kPanel], second[kPanel], squares[kPanel];
+  across<A>(channels, [&]<int G>(int64_t j, auto part) {
+    for (int g = 0; g < G; g++) {
+      Lanes<A> start = load<A>(x + j + g * W, part);
+      if constexpr (sizeof(A) == 8)
+        if (from) start = load<A>(from + j + g * W, part);
+      store<A>(pivot + j + g * W, start, part);
+      store<A>(sums + j + g * W, Lanes<A>{}, part);
+      store<A>(squares + j + g * W, Lanes<A>{}, part);
+    }
+  });
+  runs_across<A>(rows, channels, [&]<int G>(int64_t j, auto part, int64_t run, int64_t stop) {
+    Lanes<A> acc[G] = {}, start[G];
+    for (int g = 0; g < G; g++) start[g] = load<A>(pivot + j + g * W, part);
+    for (int64_t r = run; r < stop; r++)
+      for (int g = 0; g < G; g++) acc[g] += load<A>(x + r * stride + j + g * W, part) - start[g];
+    for (int g = 0; g < G; g++) store<A>(sums + j + g * W, load<A>(sums + j + g * W, part) + acc[g], part);
+  });
+  for (int64_t c = 0; c < channels; c++) {
+    const double offset = (double)sums[c] / (double)rows, center = (double)pivot[c] + offset;
+    mean[c] = from ? offset : center;
+    first[c] = sizeof(A) == 8 ? pivot[c] : (A)center;
+    second[c] = sizeof(A) == 8 ? (A)offset : (A)(center - (double)(A)center);
+  }
+  runs_across<A>(rows, channels, [&]<int G>(int64_t j, auto part, int64_t run, int64_t stop) {
+    Lanes<A> acc[G] = {}, c0[G], c1[G];
+    for (int g = 0; g < G; g++) c0[g] = load<A>(first + j + g * W, part), c1[g] = load<A>(second + j + g * W, part);
+    for (int64_t r = run; r < stop; r++)
+      for (int g = 0; g < G; g++) {
+        const Lanes<A> d = (load<A>(x + r * stride + j + g * W, part) - c0[g]) - c1[g];
+        acc[g] = madd<A>(d, d, acc[g]);
+      }
+    for (int g = 0; g < G; g++) store<A>(squares + j + g * W, load<A>(squares + j + g * W, part) + acc[g], part);
+  });
+  poor_begin = channels, poor_end = 0;
+  for (int64_t c = 0; c < channels; c++) {
+    m2[c] = squares[c];
+    if (sizeof(A) == 8 || in_range((double)squares[c] / (double)rows)) continue;
+    poor_begin = c < poor_begin ? c : poor_begin, poor_end = c + 1;
+  }
+}
+
 template <class A, class T>
 void moments_across(const ChannelMoments& a, int64_t begin, int64_t end) {
   const int64_t C = a.layout.channels;
@@ -221,14 +221,14 @@ void moments_across(const ChannelMoments& a, int64_t begin, int64_t end) {
     const int64_t rows = row + a.parts.rows < a.layout.outer ? a.parts.rows : a.layout.outer - row;
     const T* x = (const T*)a.x + row * C;
     double *mean = a.mean + u * C, *m2 = a.m2 + u * C;
-    across<A>(C, [&]<int G>(int64_t j, auto part) {
+    for (int64_t j = 0; j < C; j += kPanel) {
+      const int64_t n = j + kPanel < C ? kPanel : C - j;
       const double* from = a.pivot ? a.pivot + j : nullptr;
-      if (columns_moments<A, G>(x + j, rows, C, part, from, mean + j, m2 + j)) return;
-      const int64_t n = j + G * kLanes<A> < C ? G * kLanes<A> : C - j;
-      across<double>(n, [&]<int D>(int64_t i, auto piece) {
-        columns_moments<double, D>(x + j + i, rows, C, piece, nullptr, mean + j + i, m2 + j + i);
-      });
-    });
+      int64_t poor, stop, none;
+      panel_moments<A>(x + j, rows, C, n, from, mean + j, m2 + j, poor, stop);
+      if (poor < stop)
+        panel_moments<double>(x + j + poor, rows, C, stop - poor, nullptr, mean + j + poor, m2 + j + poor, none, none);
+    }
   }
 }
 
@@ -239,20 +239,18 @@ void sums_across(const ChannelSums& a, int64_t begin, int64_t end) {
   for (int64_t u = begin; u < end; u++) {
     const int64_t row = u * a.parts.rows;
     const int64_t rows = row + a.parts.rows < a.layout.outer ? a.parts.rows : a.layout.outer - row;
-    const T *dy = (const T*)a.dy + row * C, *x = a.x ? (const T*)a.x + row * C : nullptr;
-    double* out = a.sums + u * 2 * C;
-    const A *first = (const A*)a.at.first, *second = (const A*)a.at.second, *scale = (const A*)a.at.scale;
-    across<A>(C, [&]<int G>(int64_t j, auto part) {
-      Lanes<A> t0[G] = {}, t1[G] = {}, c0[G], c1[G], s[G];
-      if (x)
-        for (int g = 0; g < G; g++) {
+    for (int64_t k = 0; k < C; k += kPanel) {
+      const int64_t n = k + kPanel < C ? kPanel : C - k;
+      const T *dy = (const T*)a.dy + row * C + k, *x = a.x ? (const T*)a.x + row * C + k : nullptr;
+      const A *first = (const A*)a.at.first + k, *second = (const A*)a.at.second + k, *scale = (const A*)a.at.scale + k;
+      A sum0[kPanel], sum1[kPanel];
+      for (int64_t j = 0; j < n; j++) sum0[j] = 0, sum1[j] = 0;
+      runs_across<A>(rows, n, [&]<int G>(int64_t j, auto part, int64_t run, int64_t stop) {
+        Lanes<A> a0[G] = {}, a1[G] = {}, c0[G], c1[G];
+        for (int g = 0; x && g < G; g++) {
           c0[g] = load<A>(first + j + g * W, part);
           c1[g] = load<A>(second + j + g * W, part);
-          s[g] = load<A>(scale + j + g * W, part);
         }
-      for (int64_t run = 0; run < rows; run += 16) {
-        const int64_t stop = run + 16 < rows ? run + 16 : rows;
-        Lanes<A> a0[G] = {}, a1[G] = {};
         for (int64_t r = run; r < stop; r++)
           for (int g = 0; g < G; g++) {
             const Lanes<A> v = load<A>(dy + r * C + j + g * W, part);
@@ -260,14 +258,14 @@ void sums_across(const ChannelSums& a, int64_t begin, int64_t end) {
             if (x) a1[g] = madd<A>(v, (load<A>(x + r * C + j + g * W, part) - c0[g]) - c1[g], a1[g]);
           }
         for (int g = 0; g < G; g++) {
-          t0[g] += a0[g];
-          if (x) t1[g] = madd<A>(a1[g], s[g], t1[g]);
+          const int64_t i = j + g * W;
+          store<A>(sum0 + i, load<A>(sum0 + i, part) + a0[g], part);
+          if (x) store<A>(sum1 + i, madd<A>(a1[g], load<A>(scale + i, part), load<A>(sum1 + i, part)), part);
         }
-      }
-      A sum0[G * W], sum1[G * W];
-      for (int g = 0; g < G; g++) write(sum0 + g * W, t0[g]), write(sum1 + g * W, t1[g]);
-      for (int64_t l = 0; l < count_of<G * W>(part); l++) out[j + l] = sum0[l], out[C + j + l] = sum1[l];
-    });
+      });
+      double* out = a.sums + u * 2 * C + k;
+      for (int64_t j = 0; j < n; j++) out[j] = sum0[j], out[C + j] = sum1[j];
+    }
   }
 }
 
@@ -289,12 +287,15 @@ void affine_across(const ChannelAffine& a, int64_t begin, int64_t end) {
         scale[g] = load<A>((const A*)a.at.scale + j + g * W, part);
         shift[g] = load<A>((const A*)a.at.shift + j + g * W, part);
       }
-      for (int64_t r = row; r < stop; r++)
+      for (int64_t r = row; r < stop; r++) {
+        const int64_t i = r * C + j;
+        Lanes<A> v[G];
         for (int g = 0; g < G; g++) {
-          const int64_t i = r * C + j + g * W;
-          const Lanes<A> v = (load<A>((const T*)a.x + i, part) - first[g]) - second[g];
-          store<A>((T*)a.y + i, madd<A>(v, scale[g], shift[g]), part);
+          v[g] = (load<A>((const T*)a.x + i + g * W, part) - first[g]) - second[g];
+          v[g] = madd<A>(v[g], scale[g], shift[g]);
         }
+        for (int g = 0; g < G; g++) store<A>((T*)a.y + i + g * W, v[g], part);
+      }
     });
   }
 }
@@ -316,17 +317,20 @@ void gradient_across(const ChannelGradient& a, int64_t begin, int64_t end) {
         shift[g] = load<A>((const A*)a.at.shift + j + g * W, part);
         slope[g] = load<A>((const A*)a.slope + j + g * W, part);
       }
-      for (int64_t r = row; r < stop; r++)
+      for (int64_t r = row; r < stop; r++) {
+        const int64_t i = r * C + j;
+        Lanes<A> v[G];
         for (int g = 0; g < G; g++) {
-          const int64_t i = r * C + j + g * W;
-          const Lanes<A> up = load<A>((const T*)a.dy + i, part);
+          const Lanes<A> up = load<A>((const T*)a.dy + i + g * W, part);
           if (with_x) {
-            const Lanes<A> d = (load<A>((const T*)a.x + i, part) - first[g]) - second[g];
-            store<A>((T*)a.dx + i, madd<A>(up, scale[g], madd<A>(d, slope[g], shift[g])), part);
+            const Lanes<A> d = (load<A>((const T*)a.x + i + g * W, part) - first[g]) - second[g];
+            v[g] = madd<A>(up, scale[g], madd<A>(d, slope[g], shift[g]));
           } else {
-            store<A>((T*)a.dx + i, up * scale[g], part);
+            v[g] = up * scale[g];
           }
         }
+        for (int g = 0; g < G; g++) store<A>((T*)a.dx + i + g * W, v[g], part);
+      }
     });
   }
 }

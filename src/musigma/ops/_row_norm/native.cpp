@@ -7,7 +7,7 @@ namespace {
 
 template <class A, bool kWeight, bool kBias, class T, class P>
 void write_row(const T* x, const Center<A>& center, A rstd, const P* weight, const P* bias, T* y, int64_t n) {
-  sweep<A>(n, [&](int64_t i, auto part) {
+  transform<A>(n, y, [&](int64_t i, auto part) {
     Lanes<A> v = center(load<A>(x + i, part)) * rstd;
     if constexpr (kWeight && kBias)
       v = madd<A>(v, load<A>(weight + i, part), load<A>(bias + i, part));
@@ -15,7 +15,7 @@ void write_row(const T* x, const Center<A>& center, A rstd, const P* weight, con
       v *= load<A>(weight + i, part);
     else if constexpr (kBias)
       v += load<A>(bias + i, part);
-    store<A>(y + i, v, part);
+    return v;
   });
 }
 
@@ -90,11 +90,57 @@ void backward_row(const RowNormBackward& a, int64_t r, ColumnSums<S>* sums) {
   T* dx = (T*)a.dx + r * n;
   const A mean_g = a.center ? (A)(total[0].value() / (double)n) : (A)0;
   const A mean_gx = (A)(total[1].value() / (double)n);
-  sweep<A>(n, [&](int64_t i, auto part) {
+  transform<A>(n, dx, [&](int64_t i, auto part) {
     const Lanes<A> normalized = center(load<A>(x + i, part)) * rstd;
     Lanes<A> g = load<A>(dy + i, part);
     if constexpr (kWeight) g *= load<A>(weight + i, part);
-    store<A>(dx + i, (madd<A>(normalized, splat<A>(-mean_gx), g) - mean_g) * rstd, part);
+    return (madd<A>(normalized, splat<A>(-mean_gx), g) - mean_g) * rstd;
+  });
+}
+
+// R rows of float at once, the same bits as one by one: the column sums are read and written once for all of them.
+template <int R, bool kWeight, class T>
+void backward_rows(const RowNormBackward& a, int64_t r, ColumnSums<float>& sums) {
+  typedef float A;
+  const int64_t n = a.width;
+  const A* weight = (const A*)a.weight;
+  const T *x[R], *dy[R];
+  T* dx[R];
+  Center<A> center[R];
+  A rstd[R], mean_g[R], mean_gx[R];
+  for (int k = 0; k < R; k++) {
+    x[k] = (const T*)a.x + (r + k) * a.x_stride;
+    dy[k] = (const T*)a.dy + (r + k) * a.dy_stride;
+    dx[k] = a.dx ? (T*)a.dx + (r + k) * n : nullptr;
+    rstd[k] = (A)a.rstd[r + k];
+    if (a.center) center[k] = center_at<A>(a.mean[r + k]);
+    if (!a.dx) continue;
+    Total<A> total[2];
+    reduce<A, 2>(n, total, [&](int64_t i, auto part, Lanes<A>* acc) {
+      const Lanes<A> normalized = keep<A>(center[k](load<A>(x[k] + i, part)) * rstd[k], part);
+      Lanes<A> g = load<A>(dy[k] + i, part);
+      if constexpr (kWeight) g *= load<A>(weight + i, part);
+      acc[0] += g;
+      acc[1] = madd<A>(g, normalized, acc[1]);
+    });
+    mean_g[k] = a.center ? (A)(total[0].value() / (double)n) : (A)0;
+    mean_gx[k] = (A)(total[1].value() / (double)n);
+  }
+  sweep<A>(n, [&](int64_t i, auto part) {
+    Lanes<A> sum0 = load<A>(sums.run0 + i, part), sum1 = load<A>(sums.run1 + i, part), out[R];
+    for (int k = 0; k < R; k++) {
+      const Lanes<A> normalized = center[k](load<A>(x[k] + i, part)) * rstd[k];
+      Lanes<A> g = load<A>(dy[k] + i, part);
+      sum0 += g * normalized;
+      sum1 += g;
+      if (!a.dx) continue;
+      if constexpr (kWeight) g *= load<A>(weight + i, part);
+      out[k] = (madd<A>(normalized, splat<A>(-mean_gx[k]), g) - mean_g[k]) * rstd[k];
+    }
+    store<A>(sums.run0 + i, sum0, part);
+    store<A>(sums.run1 + i, sum1, part);
+    if (a.dx)
+      for (int k = 0; k < R; k++) store<A>(dx[k] + i, out[k], part);
   });
 }
 
@@ -115,6 +161,14 @@ void backward_block(const RowNormBackward& a, int64_t block) {
   for (int64_t run = begin; run < end; run += kRun) {
     const int64_t stop = run + kRun < end ? run + kRun : end;
     for (int64_t r = run; r < stop; r++) {
+      if constexpr (sizeof(P) == 4) {
+        if (r + 4 <= stop && in_range(a.rstd[r]) && in_range(a.rstd[r + 1]) && in_range(a.rstd[r + 2]) &&
+            in_range(a.rstd[r + 3])) {
+          backward_rows<4, kWeight, T>(a, r, sums);
+          r += 3;
+          continue;
+        }
+      }
       if (sizeof(P) == 8 || !in_range(a.rstd[r]))
         backward_row<double, P, kWeight, T, P>(a, r, &sums);
       else
