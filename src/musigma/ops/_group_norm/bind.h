@@ -37,28 +37,40 @@ inline bool supported(
   return is_parameter(weight, channels) && is_parameter(bias, channels) && readable(weight) && readable(bias);
 }
 
-// What all examples share, and where in memory each one lies.
+// What all units of work share, and where in memory each one lies. A unit is an example, or, where channels are not last,
+// as many of its groups as stay in cache between one pass over them and the next.
 struct Shape {
   DType type;
   bool last;  // channels last
-  int64_t examples, groups, channels, positions, bytes;
+  int64_t units, per_example, groups, channels, positions, bytes;
 
-  Shape(const Image& x, int64_t groups) : type(x.layout.type), groups(groups) {
-    examples = x.held.size(0);
+  Shape(const Image& x, int64_t all_groups) : type(x.layout.type), per_example(1), groups(all_groups) {
+    const int64_t examples = x.held.size(0);
     channels = x.held.size(1);
     positions = x.held.numel() / examples / channels;
     last = x.format != at::MemoryFormat::Contiguous;
     bytes = x.held.element_size() * channels * positions;
+    if (!last)
+      for (int64_t parts = std::min(groups, (bytes + kUnitBytes - 1) / kUnitBytes); parts <= groups; parts++)
+        if (groups % parts == 0) {
+          per_example = parts;
+          break;
+        }
+    units = examples * per_example;
+    groups /= per_example, channels /= per_example, bytes /= per_example;
   }
+  static constexpr int64_t kUnitBytes = 1 << 16;
+  // The first channel of a unit.
+  int64_t channel(int64_t unit) const { return unit % per_example * channels; }
   int64_t width() const { return channels / groups; }
   double count() const { return (double)(width() * positions); }
-  // An example for arithmetic with one coefficient a channel, and for statistics: with channels last those are taken of
+  // A unit for arithmetic with one coefficient a channel, and for statistics: with channels last those are taken of
   // channels and then merged, else of whole groups.
   Channels elements() const { return last ? Channels{type, positions, channels, 1} : Channels{type, 1, channels, positions}; }
   Channels sets() const { return last ? elements() : Channels{type, 1, groups, width() * positions}; }
 };
 
-// What one example needs while it is worked on; a thread has one for all of its examples.
+// What one unit needs while it is worked on; a thread has one for all of its units.
 struct Workspace {
   const Shape& s;
   std::vector<double> parts, mean, m2, pivot, sums;
@@ -75,7 +87,7 @@ struct Workspace {
     coefficients.resize(5 * s.channels);
   }
 
-  // Mean (one double) and M2 of every group of the example at x, and the mean in two parts for float64.
+  // Mean (one double) and M2 of every group of the unit at x, and the mean in two parts for float64.
   void statistics(const char* x, double* means, double* m2s) {
     const Channels l = s.sets();
     const Parts p = parts_of(l);
@@ -128,17 +140,17 @@ struct Workspace {
   Coefficients get(bool wide) const { return {wide, array(0, wide), array(1, wide), array(2, wide), array(3, wide)}; }
 };
 
-// Examples side by side where there are enough of them, else one after the other with the threads inside each.
+// Units side by side where there are enough of them, else one after the other with the threads inside each.
 template <class F>
-void for_examples(const Shape& s, F f) {
+void for_units(const Shape& s, F f) {
   const auto some = [&](int64_t begin, int64_t end) {
     Workspace work(s);
     for (int64_t n = begin; n < end; n++) f(work, n);
   };
-  if (s.examples >= at::get_num_threads())
-    parallel(s.examples, s.channels * s.positions, some);
+  if (s.units >= at::get_num_threads())
+    parallel(s.units, s.channels * s.positions, some);
   else
-    some(0, s.examples);
+    some(0, s.units);
 }
 
 inline Result forward(
@@ -147,19 +159,21 @@ inline Result forward(
   if (!supported(input, groups, weight, bias, type)) return reference().call(input, groups, weight, bias, eps);
   const Image x(input, type);
   const Shape s(x, groups);
-  Tensor y = x.like(), mean = doubles(input, {s.examples, groups}), m2 = doubles(input, {s.examples, groups});
+  Tensor y = x.like(), mean = doubles(input, {input.size(0), groups}), m2 = doubles(input, {input.size(0), groups});
   const Values w(weight, 1.0), b(bias, 0.0);
   const char* from = (const char*)x.data();
   char* to = (char*)y.mutable_data_ptr();
   double *means = mean.mutable_data_ptr<double>(), *m2s = m2.mutable_data_ptr<double>();
-  for_examples(s, [&](Workspace& work, int64_t n) {
-    work.statistics(from + n * s.bytes, means + n * groups, m2s + n * groups);
-    const bool wide = work.wide(m2s + n * groups, eps);
-    for (int64_t g = 0; g < groups; g++) {
-      const double rstd = 1.0 / std::sqrt(m2s[n * groups + g] / s.count() + eps);
-      work.center(g, means + n * groups, wide);
+  for_units(s, [&](Workspace& work, int64_t n) {
+    const int64_t first = s.channel(n);
+    double *mean_n = means + n * s.groups, *m2_n = m2s + n * s.groups;
+    work.statistics(from + n * s.bytes, mean_n, m2_n);
+    const bool wide = work.wide(m2_n, eps);
+    for (int64_t g = 0; g < s.groups; g++) {
+      const double rstd = 1.0 / std::sqrt(m2_n[g] / s.count() + eps);
+      work.center(g, mean_n, wide);
       for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++)
-        work.set(2, c, w[c] * rstd, wide), work.set(3, c, b[c], wide);
+        work.set(2, c, w[first + c] * rstd, wide), work.set(3, c, b[first + c], wide);
     }
     const ChannelAffine a{s.elements(), from + n * s.bytes, to + n * s.bytes, work.get(wide)};
     const int64_t all = lines(a.layout);
@@ -180,18 +194,22 @@ inline Result backward(
   const Shape s(x, groups);
   const Tensor mean_c = mean.contiguous(), m2_c = m2.contiguous();
   Tensor dx = needs[0] ? x.like() : none(input);
-  const Tensor sums = doubles(input, {s.examples, 2, s.channels});
+  const Tensor sums = doubles(input, {s.units, 2, s.channels});
   const Values w(weight, 1.0);
   const char *from = (const char*)x.data(), *up = (const char*)dy.const_data_ptr();
   char* to = needs[0] ? (char*)dx.mutable_data_ptr() : nullptr;
-  for_examples(s, [&](Workspace& work, int64_t n) {
-    std::vector<double> again(2 * groups);
-    const double *means = mean_c.const_data_ptr<double>() + n * groups, *m2s = m2_c.const_data_ptr<double>() + n * groups;
-    // The saved mean is one double: a float64 example has to find its second part again.
-    if (type == DType::kFloat64) work.statistics(from + n * s.bytes, again.data(), again.data() + groups);
+  for_units(s, [&](Workspace& work, int64_t n) {
+    const int64_t first = s.channel(n);
+    const double *means = mean_c.const_data_ptr<double>() + n * s.groups;
+    const double *m2s = m2_c.const_data_ptr<double>() + n * s.groups;
+    // The saved mean is one double: float64 has to find its second part again.
+    if (type == DType::kFloat64) {
+      std::vector<double> again(2 * s.groups);
+      work.statistics(from + n * s.bytes, again.data(), again.data() + s.groups);
+    }
     const bool wide = work.wide(m2s, eps);
     const auto rstd = [&](int64_t g) { return 1.0 / std::sqrt(m2s[g] / s.count() + eps); };
-    for (int64_t g = 0; g < groups; g++) {
+    for (int64_t g = 0; g < s.groups; g++) {
       work.center(g, means, wide);
       const double r = rstd(g);
       for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++) work.set(2, c, r, wide);
@@ -204,12 +222,13 @@ inline Result backward(
     parallel(total, s.channels * s.positions / total, [&](int64_t b, int64_t e) { kernels().channel_sums(a, b, e); });
     kernels().join_sums({p.count(), 2 * s.channels, work.parts.data(), sum}, 0, 2 * s.channels);
     if (!to) return;
-    for (int64_t g = 0; g < groups; g++) {
+    for (int64_t g = 0; g < s.groups; g++) {
       double g0 = 0, g1 = 0;
-      for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++) g0 += w[c] * sum[c], g1 += w[c] * sum[s.channels + c];
+      for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++)
+        g0 += w[first + c] * sum[c], g1 += w[first + c] * sum[s.channels + c];
       const double r = rstd(g);
       for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++) {
-        work.set(2, c, r * w[c], wide);
+        work.set(2, c, r * w[first + c], wide);
         work.set(3, c, -r * (g0 / s.count()), wide);
         work.set(4, c, -r * r * (g1 / s.count()), wide);
       }
@@ -218,12 +237,17 @@ inline Result backward(
     const int64_t all = lines(l);
     parallel(all, s.channels * s.positions / all, [&](int64_t b, int64_t e) { kernels().channel_gradient(d, b, e); });
   });
-  Tensor total = doubles(input, {2, s.channels});
-  double* out = total.mutable_data_ptr<double>();
-  kernels().join_sums({s.examples, 2 * s.channels, sums.const_data_ptr<double>(), out}, 0, 2 * s.channels);
+  // Of all examples, still unit by unit; then of all channels.
+  const int64_t channels = input.size(1);
+  std::vector<double> joined(2 * channels), total(2 * channels);
+  kernels().join_sums({input.size(0), 2 * channels, sums.const_data_ptr<double>(), joined.data()}, 0, 2 * channels);
+  for (int64_t c = 0; c < channels; c++) {
+    const int64_t at = c / s.channels * 2 * s.channels + c % s.channels;
+    total[c] = joined[at], total[channels + c] = joined[at + s.channels];
+  }
   const auto parameter = parameter_type(input, weight);
-  return {std::move(dx), needs[1] ? as_type(out + s.channels, s.channels, input, parameter) : none(input),
-          needs[2] ? as_type(out, s.channels, input, parameter) : none(input)};
+  return {std::move(dx), needs[1] ? as_type(total.data() + channels, channels, input, parameter) : none(input),
+          needs[2] ? as_type(total.data(), channels, input, parameter) : none(input)};
 }
 
 struct Op {

@@ -31,8 +31,8 @@ void fold(const FoldSums& a, int64_t begin, int64_t end) {
       const double* low_b = high_b + 2 * a.width;
       for (int64_t j = 0; j < n; j++) {
         high[j] = two_sum(high[j], high_b[j], low[j]);
-        low[j] += low_b[j];
       }
+      for (int64_t j = 0; a.low && j < n; j++) low[j] += low_b[j];
     }
     for (int64_t j = 0; j < n; j++) put<T>(a.out, first + j, high[j] + low[j]);
   }

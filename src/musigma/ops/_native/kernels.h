@@ -47,6 +47,7 @@ struct FoldSums {
   int64_t which;  // 0: the first of the two sums, 1: the second
   DType out_type;
   void* out;
+  bool low;         // whether the sums have low parts, as those of doubles do
 };
 
 // A dense tensor seen as (outer, channels, inner): batches of images with inner = the positions, or, with inner = 1,

@@ -132,6 +132,17 @@ inline A sum(Lanes<A> v) {
   return tree<A, kLanes<A>>(v);
 }
 
+#if defined(__AVX512F__)
+// The same tree, in registers: GCC takes the halves by way of memory.
+template <>
+inline float sum<float>(Lanes<float> v) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
+}
+#endif
+
 // How many lanes of a vector are real: all of them, or the first `n`.
 struct All {};
 struct First {

@@ -24,24 +24,26 @@ struct ColumnSums {
   ColumnSums(double* block, int64_t width) : width(width) {
     high0 = block, high1 = high0 + width, low0 = high1 + width, low1 = low0 + width;
     run0 = (A*)(low1 + width), run1 = run0 + width;
-    for (int64_t j = 0; j < 4 * width; j++) block[j] = 0;
+    // The low parts are double's alone.
+    for (int64_t j = 0; j < (sizeof(A) == 4 ? 2 : 4) * width; j++) block[j] = 0;
     clear();
   }
   void clear() {
     for (int64_t j = 0; j < 2 * width; j++) run0[j] = 0;
   }
   void flush() {
-    for (int64_t j = 0; j < width; j++) add(high0[j], low0[j], run0[j]), add(high1[j], low1[j], run1[j]);
-    clear();
-  }
-  static void add(double& high, double& low, A term) {
     if constexpr (sizeof(A) == 4) {
-      high += term;
+      for (int64_t j = 0; j < width; j++) high0[j] += run0[j], run0[j] = 0;
+      for (int64_t j = 0; j < width; j++) high1[j] += run1[j], run1[j] = 0;
     } else {
-      const double s = high + term, t = s - high;
-      low += (high - (s - t)) + (term - t);
-      high = s;
+      for (int64_t j = 0; j < width; j++) add(high0[j], low0[j], run0[j]), add(high1[j], low1[j], run1[j]);
+      clear();
     }
+  }
+  static void add(double& high, double& low, double term) {
+    const double s = high + term, t = s - high;
+    low += (high - (s - t)) + (term - t);
+    high = s;
   }
 };
 

@@ -120,9 +120,9 @@ inline at::ScalarType parameter_type(const Tensor& x, const MaybeTensor& paramet
 }
 
 inline Tensor fold(const Tensor& sums, int64_t blocks, int64_t width, int64_t which, at::IntArrayRef shape,
-                   at::ScalarType type) {
+                   at::ScalarType type, bool low) {
   Tensor out = at::empty(shape, sums.options().dtype(type));
-  FoldSums a{blocks, width, sums.const_data_ptr<double>(), which, DType::kFloat32, out.mutable_data_ptr()};
+  FoldSums a{blocks, width, sums.const_data_ptr<double>(), which, DType::kFloat32, out.mutable_data_ptr(), low};
   storage_type(out, a.out_type);
   parallel(width, blocks, [&](int64_t begin, int64_t end) { kernels().fold_sums(a, begin, end); });
   return out;

@@ -80,8 +80,9 @@ inline Result backward(
   const auto run = kernels().row_norm_backward;
   parallel(blocks, size * width, [&](int64_t begin, int64_t end) { run(a, begin, end); });
   const auto parameter = parameter_type(x, weight);
-  return {std::move(dx), needs[1] ? fold(sums, blocks, width, 0, row, parameter) : none(x),
-          needs[2] ? fold(sums, blocks, width, 1, row, parameter) : none(x)};
+  const bool low = type == DType::kFloat64;
+  return {std::move(dx), needs[1] ? fold(sums, blocks, width, 0, row, parameter, low) : none(x),
+          needs[2] ? fold(sums, blocks, width, 1, row, parameter, low) : none(x)};
 }
 
 struct Op {

@@ -157,12 +157,14 @@ void backward_block(const RowNormBackward& a, int64_t block) {
     }
     return;
   }
+  // Four rows of x, dy and dx, and the sums, have to fit into the second cache.
+  const bool fit = a.width * (int64_t)sizeof(T) <= (1 << 14);
   ColumnSums<P> sums(a.sums + block * kSumsPerColumn * a.width, a.width);
   for (int64_t run = begin; run < end; run += kRun) {
     const int64_t stop = run + kRun < end ? run + kRun : end;
     for (int64_t r = run; r < stop; r++) {
       if constexpr (sizeof(P) == 4) {
-        if (r + 4 <= stop && in_range(a.rstd[r]) && in_range(a.rstd[r + 1]) && in_range(a.rstd[r + 2]) &&
+        if (fit && r + 4 <= stop && in_range(a.rstd[r]) && in_range(a.rstd[r + 1]) && in_range(a.rstd[r + 2]) &&
             in_range(a.rstd[r + 3])) {
           backward_rows<4, kWeight, T>(a, r, sums);
           r += 3;
