@@ -46,13 +46,14 @@ class BuildKernels(build_ext):
     """
 
     def build_extension(self, ext: Extension) -> None:
-        record: dict[str, object] = {"torch": None, "built": False, "reason": ""}
+        record: dict[str, object] = {"torch": None, "built": False, "reason": "", "size": 0}
         try:
             import torch  # present with --no-build-isolation
 
             record["torch"] = torch.__version__
             self._build(ext)
             record["built"] = True
+            record["size"] = Path(self.get_ext_fullpath(ext.name)).stat().st_size
         except ImportError:
             record["reason"] = "torch was not there at build time; install with --no-build-isolation"
         except Exception as error:

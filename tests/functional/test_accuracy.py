@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from native import NEEDS_NATIVE
 from torch import Tensor
 from torch.nn import functional as F
 
 import musigma as ms
+from native import NEEDS_NATIVE
 
 f = ms.functional
 BOTH = ("auto", "reference")
@@ -68,7 +68,7 @@ def test_large_mean_small_variance(path: Any, name: str, layout: str, mean: floa
     x = images(1.0, mean, layout)
     with ms.ops.use_kernels(path):
         y = ours(x)
-    # 1: computed in float64 and rounded once; 4: what the kernels promise. float64's own error at mean/std 1e6 is
+    # 1: computed in float64 and rounded once; 4: what the kernels promise. float64's own error at 1e6 is
     # far below that, except for torch's channels_last GroupNorm, which is off in float64 too.
     assert_within_ulps(y, theirs(x.double().contiguous()), 1 if path == "reference" else 4)
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from native import BUILT
 from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 import musigma as ms
+from native import BUILT
 
 f = ms.functional
 SIZES = st.sampled_from([1, 2, 3, 7, 8, 17, 63, 64, 100])
@@ -79,7 +79,7 @@ def compare(
         assert_close((y, *got), (expected, *gradients), check_dtype=False)
         return
     # The reference computes in float64 and rounds once, a BatchNorm's dx as two parts that may cancel: half a
-    # unit of the largest value. A kernel may be 4 units off. dx counts against rstd · |g · weight|, where rstd is
+    # unit of the largest value. A kernel may be 4 units off. dx counts against rstd · |g · weight|; rstd is
     # 1/√0.001 at most; a sum over many values against the root of their number.
     units = 1 if path == "reference" else 4
     heaviest = 1.0 if other[1] is None else other[1].abs().max().item()

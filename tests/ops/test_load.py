@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,12 @@ def test_never_built_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_failed_build_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native = recorded(
-        tmp_path / "r.json", monkeypatch, torch=torch.__version__, built=False, reason="no C++ compiler"
+        tmp_path / "r.json",
+        monkeypatch,
+        torch=torch.__version__,
+        built=False,
+        reason="no C++ compiler",
+        size=0,
     )
     assert native.module is None
     assert native.broken
@@ -34,17 +40,40 @@ def test_a_failed_build_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_another_torch_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native = recorded(tmp_path / "r.json", monkeypatch, torch="2.0.0", built=True, reason="")
+    native = recorded(tmp_path / "r.json", monkeypatch, torch="2.0.0", built=True, reason="", size=0)
     assert native.module is None
     assert native.broken
     assert "built for torch 2.0.0" in native.reason
     assert "--no-build-isolation" in native.reason
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"built": true}'])
+def test_a_record_that_cannot_be_read_is_no_reason_to_fail(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    monkeypatch.setattr(load, "RECORD", path)
+    native = load.load()
+    assert native.module is None
+    assert native.broken
+    assert "can't be read" in native.reason
+
+
+def test_half_a_file_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"half")
+    native = recorded(
+        tmp_path / "r.json", monkeypatch, torch=torch.__version__, built=True, reason="", size=8
+    )
+    assert native.module is None
+    assert native.broken
+    assert "not the file that was built" in native.reason
+
+
 @pytest.mark.parametrize(("mode", "warned"), [("auto", 1), ("off", 0)])
 def test_the_first_call_says_once_that_torch_runs_instead(mode: str, warned: int, tmp_path: Path) -> None:
     record = tmp_path / "r.json"
-    record.write_text(json.dumps({"torch": "2.0.0", "built": True, "reason": ""}))
+    record.write_text(json.dumps({"torch": "2.0.0", "built": True, "reason": "", "size": 0}))
     # the record is read when musigma.ops is imported, so the path is put in place before
     code = f"""
 import importlib.util, pathlib, sys, warnings, torch

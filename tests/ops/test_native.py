@@ -357,3 +357,24 @@ def test_compiled_autograd_records_the_backward_op() -> None:
             got = grads()
     for a, b in zip(got, want, strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_backward_given_statistics_of_another_size_reads_nothing_beyond_them() -> None:
+    x, few = torch.randn(4, 6, 5), torch.zeros(2, dtype=torch.float64)
+    call = torch.ops.musigma
+    needs = [True, True, True]
+    for dx, _, _ in (
+        # the references find the statistics again, whatever they are told
+        call.row_norm_backward(x, x, 1, None, few, few, 1e-5, True, needs),
+        call.batch_norm_backward(x, x, None, few, few, 1e-5, needs),
+        call.group_norm_backward(x, x, 2, None, few, few, 1e-5, needs),
+    ):
+        assert dx.shape == x.shape
+        assert dx.isfinite().all()
+
+
+@pytest.mark.parametrize("op", ["row_norm", "group_norm"])
+def test_a_number_too_large_for_a_machine_word_is_refused(op: str) -> None:
+    rest = (None, None, 1e-5, True) if op == "row_norm" else (None, None, 1e-5)
+    with pytest.raises((RuntimeError, OverflowError, TypeError)):
+        ops.OPS[op](torch.randn(4, 6), 2**70, *rest)

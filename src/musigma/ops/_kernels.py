@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 
 from musigma._errors import MusigmaWarning
+from musigma.ops._affine.op import affine
+from musigma.ops._batch_norm.op import batch_norm
 from musigma.ops._define import ENTRIES, OPS
+from musigma.ops._group_norm.op import group_norm
+from musigma.ops._moments.op import moments
 from musigma.ops._native.load import Native, load
+from musigma.ops._row_norm.op import row_norm
+from musigma.ops._running.op import running_update_
 
 Mode = Literal["auto", "off", "reference"]
 VARIABLE = "MUSIGMA_KERNELS"
@@ -37,6 +43,8 @@ def _from_environment() -> Mode:
 
 
 _mode: Mode = _from_environment()  # a plain global: torch.compile guards on it, where a ContextVar breaks
+# Defined before the extension is loaded, which is then held to these schemas, and not they to its own.
+_DEFINED = (affine, batch_norm, group_norm, moments, row_norm, running_update_)
 _native: Native = load()
 _tell: bool = _native.broken  # whether the first call has to say that it does not get what was installed
 _WRITTEN = frozenset({"affine", "batch_norm", "group_norm", "moments", "row_norm"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,7 @@ def load() -> Native:
     """
     try:
         record = json.loads(RECORD.read_text())
-        built, built_for, reason = record["built"], record["torch"], record["reason"]
+        built, built_for, reason, size = (record[key] for key in ("built", "torch", "reason", "size"))
     except FileNotFoundError:
         return Native(None, "no native kernel is built")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -46,8 +47,13 @@ def load() -> Native:
             f"the kernels were built for torch {built_for}, and {torch.__version__} runs; {REBUILD}",
             broken=True,
         )
+    # A file that was copied in part ends the process where the linker reads beyond it.
+    path = RECORD.parent / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if path.exists() and path.stat().st_size != size:
+        return Native(None, f"{path.name} is not the file that was built; {REBUILD}", broken=True)
     try:
         module = importlib.import_module("musigma.ops._C")
     except ImportError as error:
-        return Native(None, f"the kernels do not load: {error}; {REBUILD}", broken=True)
+        said, _, _ = str(error).partition("\n")  # C++ adds its stack
+        return Native(None, f"the kernels do not load: {said}; {REBUILD}", broken=True)
     return Native(module, f"built for torch {torch.__version__}, runs at level {module.level()}")
