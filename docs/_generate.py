@@ -19,8 +19,11 @@ INSIDE = ("doctor.report",)
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page per floor and per rule, the table of schemes and the help of every command."""
+    from plotly.offline import get_plotlyjs
+
     for path, text in pages():
         files.append(File.generated(config, path, content=text))
+    files.append(File.generated(config, "assets/plotly.min.js", content=get_plotlyjs()))
     return files
 
 
@@ -29,6 +32,7 @@ def pages() -> Iterator[tuple[str, str]]:
     yield from _api()
     yield from _rules()
     yield "schemes.md", _schemes()
+    yield "results.md", _results()
     yield "cli.md", _cli()
 
 
@@ -75,6 +79,28 @@ def _schemes() -> str:
 def _scheme(scheme: Any) -> str:
     formula, source = (text.replace("|", "\\|") for text in (scheme.formula, scheme.source))
     return f"| [`{scheme.name}_`][musigma.init.{scheme.name}_] | {formula} | {source} |"
+
+
+def _results() -> str:
+    """Every result of the lab, reproduced now, with its figure."""
+    parts = [
+        "# Results\n",
+        "Published results, reproduced when this page was built. Each has a prediction, a measurement and a\n"
+        "tolerance with its reason; `musigma.lab.run(name)` does it again.\n",
+        '<script src="assets/plotly.min.js"></script>\n',
+    ]
+    for result in ms.lab.results():
+        outcome = result.run()
+        verdict = "holds" if outcome.holds else "does not hold"
+        parts += [f"## {outcome.name}\n", f"{outcome.claim}: **{verdict}**. Source: {outcome.source}.\n"]
+        parts += ["| quantity | predicted | measured | tolerance | why |", "|---|---|---|---|---|"]
+        for q in outcome.quantities:
+            parts.append(
+                f"| {q.name} | {q.predicted:.4g} | {q.measured:.4g} | {q.tolerance:.0%} | {q.reason} |"
+            )
+        figure = outcome.figure().update_layout(title=None, height=380)
+        parts += ["", figure.to_html(full_html=False, include_plotlyjs=False), ""]
+    return "\n".join(parts)
 
 
 def _cli() -> str:

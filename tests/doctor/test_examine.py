@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from nets import labels
 from torch import Tensor, nn
 
-from musigma.doctor import Case, Report, _examine, examine
+from musigma.doctor import Case, Report, examine
 from musigma.doctor._examination import Examination
+from musigma.doctor._validation import validate
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -338,14 +341,63 @@ def test_a_bare_summed_loss_is_refused_with_the_shape() -> None:
         (None, normal(4, 8), {"optimizer": torch.optim.SGD}, TypeError, "the class SGD"),
         (None, normal(4, 8), {"optimizer": 0.1}, TypeError, "got float"),
         (None, normal(4, 8), {"mask": [True]}, TypeError, "mask must be a tensor"),
+        (None, normal(4, 8), {"mask": torch.ones(4, 8) * 1j}, TypeError, "complex64"),
+        (None, normal(4, 8), {"mask": torch.full((4, 8), -math.inf)}, ValueError, "-inf among"),
+        (None, normal(4, 8), {"mask": torch.full((4, 8), math.nan)}, ValueError, "nan among"),
+        (None, normal(4, 8), {"mask": torch.ones(4, 8).bool().logical_not()}, ValueError, "~mask"),
+        (None, normal(4, 8), {"mask": torch.ones(4)}, ValueError, r"\(4,\) for .* \(4, 8\).*mask\[:, None\]"),
+        (None, normal(4, 8), {"mask": torch.ones(3, 8)}, ValueError, r"\(batch, positions\)"),
+        (None, normal(4, 9, 8), {"mask": torch.ones(4, 7)}, ValueError, r"got shape \(4, 7\)"),
+        (None, normal(4, 9, 8), {"mask": torch.ones(4, 9, 8, 1)}, ValueError, r"got shape"),
+        (None, normal(4, 8), {"loss": nn.MSELoss}, TypeError, "the class MSELoss; call it"),
+        (None, normal(4, 8), {"loss": "mse"}, TypeError, "got str; such as"),
+        (None, normal(4, 8), {"loss": 0.5}, TypeError, "got float"),
+        (None, normal(4, 8), {"targets": labels(3, 2)}, ValueError, r"got 3, shape \(3,\).* \(4, 8\)"),
+        (None, normal(4, 8), {"targets": normal(1, 2)}, ValueError, r"got 1"),
+        (None, normal(4, 8), {"targets": normal(0, 2)}, ValueError, r"got 0"),
         (None, normal(4, 8), {"intent": "infer"}, ValueError, "'infer'"),
     ],
 )
 def test_what_can_t_be_examined_is_refused(model: Any, inputs: Any, more: Any, kind: Any, said: str) -> None:
     # Below the annotations, which the test run's type checker would refuse first.
-    arguments = {"optimizer": None, "mask": None, "intent": None} | more
     with pytest.raises(kind, match=said):
-        _examine._validate(model or nn.Linear(8, 2), inputs, *arguments.values())
+        validate(model or nn.Linear(8, 2), inputs, **more)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more"),
+    [
+        (normal(4, 9, 8), {"mask": torch.ones(4, 9, dtype=torch.bool)}),
+        (normal(4, 9, 8), {"mask": torch.ones(4, 1)}),
+        (normal(4, 9, 8), {"mask": torch.ones(1, 9, dtype=torch.long)}),
+        (normal(4, 9, 8), {"mask": torch.ones(9)}),
+        (normal(4, 9, 8), {"mask": torch.rand(4, 9, 8)}),
+        (normal(4, 3, 5, 6), {"mask": torch.ones(4, 5, 6).bool()}),
+        (normal(4, 3, 9), {"mask": torch.ones(4, 9).bool()}),
+        (torch.arange(4), {"mask": torch.ones(4).bool()}),
+        ({"x": normal(4, 8), "ids": torch.ones(4, 9).long()}, {"mask": torch.ones(4, 9)}),
+        (normal(4, 8), {"targets": labels(4, 2)}),
+        (normal(4, 9, 8), {"targets": labels(36, 2)}),
+        (normal(9, 4, 8), {"targets": labels(4, 2)}),
+        (normal(4, 8), {"targets": torch.tensor(1.0)}),
+        (normal(4, 8), {"targets": (labels(3, 2),)}),
+        ((normal(4, 8), normal(2, 8)), {"targets": labels(2, 2)}),
+        (normal(4, 8), {"loss": lambda out: out.mean()}),
+    ],
+)
+def test_masks_targets_and_losses_of_every_usual_form_are_taken(inputs: Any, more: Any) -> None:
+    validate(nn.Linear(8, 2), inputs, **more)
+
+
+def test_what_is_refused_is_refused_before_anything_runs() -> None:
+    ran = []
+    net = nn.Linear(8, 2)
+    net.register_forward_hook(lambda *_: ran.append(1))
+    with pytest.raises(ValueError, match="one entry per example"):
+        examine(net, normal(4, 8), labels(3, 2), loss=nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match="mask must be broadcastable"):
+        examine(net, normal(4, 8), mask=torch.ones(4, 7).bool())
+    assert not ran
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:

@@ -206,3 +206,9 @@ def test_autocast_is_the_callers() -> None:
         graph = record(nn.Linear(8, 8), x())
     assert graph.nodes[0].outputs[0].dtype == torch.bfloat16
     assert str(graph.nodes[0]).startswith("%0 = linear(input")
+
+
+def test_a_node_tells_the_shapes_and_dtypes_of_its_outputs() -> None:
+    node = next(n for n in record(Calls(lambda _, t: t.max(0)), x()) if n.op == "max")
+    assert node.shapes == tuple(spec.shape for spec in node.outputs)
+    assert node.dtypes == (torch.float32, torch.int64)

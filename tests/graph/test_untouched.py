@@ -14,7 +14,7 @@ import torch
 from tests.graph.nets import Calls, resnet, x
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import _has_any_global_hook, register_module_forward_pre_hook
 from torch.overrides import handle_torch_function, has_torch_function
 
 from musigma._errors import MusigmaWarning
@@ -408,3 +408,37 @@ def test_modules_running_in_other_threads_are_not_recorded() -> None:
     graph = record(net, x())
     assert [node.module for node in graph] == ["lin", "", "lin", ""]
     assert [node.op for node in graph] == ["linear", "detach", "linear", "add"]
+
+
+def test_no_global_hook_is_left_behind() -> None:
+    # torch's own handle forgets one of the tables, and torch.compile warns of any entry
+    record(nn.Linear(2, 2), torch.ones(1, 2))
+    assert not _has_any_global_hook()
+
+
+class InsideATransform(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(torch.func.grad(lambda v: v.square().sum()))(x).add(torch.vmap(torch.relu_)(x))
+
+
+def test_an_example_that_a_transform_wraps_is_put_back_as_a_plain_tensor() -> None:
+    # what was kept inside the transform is dead after it: putting it back made the example crash the process
+    x = torch.ones(6, 4)
+    record(InsideATransform(), x)
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    assert x.untyped_storage().nbytes() == 96
+    assert torch.equal(x, torch.ones(6, 4))
+
+
+def test_recordings_of_several_threads_leave_one_model_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+    before = [(id(b), b.clone()) for b in model.buffers()]
+    threads = [
+        threading.Thread(target=lambda: [record(model, torch.ones(3, 4)) for _ in range(20)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(id(b) == i and torch.equal(b, v) for b, (i, v) in zip(model.buffers(), before, strict=True))

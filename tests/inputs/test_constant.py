@@ -78,13 +78,19 @@ def test_three_numbers_apart_is_a_feature(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("n", [10, 100, 10_000])
 @pytest.mark.parametrize("average", [1e-10, 1.0, 1e10])
-def test_the_verdict_is_that_of_scikit_learn(n: int, average: float) -> None:
+def test_the_verdict_is_that_of_scikit_learn_on_ten_rows_whatever_their_number(
+    n: int, average: float
+) -> None:
+    """scikit-learn's bound is n·ε·mean, the error of its own mean; ours has none that grows with n."""
     preprocessing = pytest.importorskip("sklearn.preprocessing")
     scales = np.array([10.0**i for i in range(-30, 20)])
     x = np.empty((n, len(scales)))
     x[: n // 2], x[n // 2 :] = average + scales, average - scales
-    ours, theirs = Standardizer().fit(x), preprocessing.StandardScaler().fit(x)
+    ours = Standardizer().fit(x)
+    theirs = preprocessing.StandardScaler().fit(x[n // 2 - 5 : n // 2 + 5])
     np.testing.assert_allclose(ours.scale_, theirs.scale_, rtol=1e-7)
+    many = preprocessing.StandardScaler().fit(x)
+    assert (many.scale_[ours.constant_] == 1).all()  # it never divides by what we don't
 
 
 @pytest.mark.parametrize("ratio", [1e6, 1e8])
@@ -93,6 +99,33 @@ def test_an_honest_feature_far_from_zero(ratio: float) -> None:
     s = Standardizer().fit(x)
     assert not s.constant_.item()
     assert s.transform(x).std().item() == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread"), [(1.7e12, 100.0), (1.7e12, 1.0), (1e9, 0.1), (-1e9, 1e-4), (1e-3, 1e-13)]
+)
+@pytest.mark.parametrize("chunk", [1_000_000, 300_000])
+def test_many_rows_do_not_make_an_honest_feature_constant(mean: float, spread: float, chunk: int) -> None:
+    """C71's relative: time stamps in milliseconds as float64. n·ε·mean would be 370 s for a million."""
+    noise = torch.randn(1_000_000, 1, dtype=torch.float64)
+    x = mean + spread * noise
+    s = Standardizer()
+    for part in x.split(chunk):
+        s.partial_fit(part)
+    assert not s.constant_.item()
+    # exact: x − mean has no rounding error (Sterbenz)
+    assert s.scale_.item() == pytest.approx((x - mean).std(correction=0).item(), rel=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e12])
+def test_one_value_computed_in_several_ways_is_constant(scale: float) -> None:
+    """0.1, 0.3/3, 1 − 0.9 and a sum of ten hundredths are four numbers, up to 2 ulp apart."""
+    ways = torch.tensor([0.1, 0.3 / 3, 1 - 0.9, sum([0.01] * 10)], dtype=torch.float64)
+    assert len(set(ways.tolist())) >= 3
+    for n in (4, 400, 400_000):
+        s = Standardizer().fit((ways * scale).repeat(n // 4)[:, None])
+        assert s.var_.item() > 0
+        assert s.constant_.item()
 
 
 def test_float32_at_a_million_standard_deviations() -> None:
@@ -109,7 +142,7 @@ def test_nanosecond_time_stamps_are_no_constant() -> None:
 
 
 def test_a_billion_values_do_not_widen_the_bound() -> None:
-    """n·ε·mean with n = 10⁹ would call 10⁷ standard deviations constant. 10⁹ rows by doubling 2³⁰ times."""
+    """n·ε·mean with n = 10⁹ would call 10⁷ standard deviations constant. 10⁹ rows by doubling 30 times."""
     s = Standardizer().fit(torch.tensor([[1e7 - 1], [1e7 + 1]], dtype=torch.float64))
     for _ in range(30):
         s = s.merge(s)

@@ -150,3 +150,32 @@ def test_moments_are_the_house_s() -> None:
     m, expected = Standardizer().fit(x).moments_, ms.moments(x, 0)
     torch.testing.assert_close(m.mean, expected.mean, rtol=1e-14, atol=1e-16)
     torch.testing.assert_close(m.m2, expected.m2, rtol=1e-13, atol=0)
+
+
+def test_small_negative_int64_is_as_exact_as_float64() -> None:
+    # the halves of −3 are −2³² and 2³² − 3: a mean added to either is rounded to 5e-7
+    x = torch.tensor([[-3], [8], [8], [8], [17]])
+    fitted = Standardizer().fit(x)
+    assert abs(fitted.mean_.item() - 7.6) <= 2 * 2.0**-50  # two roundings of a number below 8
+    exact = (x.double() - 7.6) / x.double().var(correction=0).sqrt()
+    # float32 result: half a unit in its last place
+    torch.testing.assert_close(fitted.transform(x).double(), exact, rtol=2.0**-23, atol=0.0)
+    torch.testing.assert_close(fitted.layer()(x).double(), exact, rtol=2.0**-23, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64])
+def test_large_64_bit_integers_beyond_float64(dtype: torch.dtype) -> None:
+    x = torch.tensor([[2**62 + 1], [2**62 + 3], [2**62 + 5]]).to(dtype)
+    fitted = Standardizer().fit(x)
+    assert abs(fitted.var_.item() - 8 / 3) < 1e-15
+    torch.testing.assert_close(
+        fitted.transform(x).double().flatten(), torch.tensor([-1.5, 0.0, 1.5]).double().sign() * 1.5**0.5,
+        rtol=2.0**-23, atol=0.0,
+    )  # fmt: skip
+
+
+def test_another_default_device_plays_no_part() -> None:
+    x = torch.tensor([[1.0], [3.0]])
+    with torch.device("meta"):
+        fitted = Standardizer().fit(x)
+    assert fitted.mean_.item() == 2.0

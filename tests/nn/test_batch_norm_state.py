@@ -190,6 +190,22 @@ def test_a_negative_variance_is_refused_with_its_channels(
     assert_same(layer.state_dict(), before)
 
 
+@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize("make", [BN1, ms.nn.FrozenBatchNorm1d, ms.nn.SyncBatchNorm])
+def test_statistics_that_are_not_finite_are_refused_with_their_channels(
+    make: Callable[..., nn.Module], value: str, name: str
+) -> None:
+    """C37's relative: one overflowing batch of a layer that takes it in, saved and loaded ever after."""
+    layer = make(3)
+    before = state(layer)
+    broken = {k: v + 1 for k, v in before.items()}
+    broken[name][1:] = float(value)
+    with pytest.raises(RuntimeError, match=rf"{name} must be finite, got {value} \(channels 1, 2\)"):
+        layer.load_state_dict(broken)
+    assert_same(layer.state_dict(), before)
+
+
 def test_a_negative_variance_deep_in_a_model_is_named() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(BN1(2)))
     broken = state(net)

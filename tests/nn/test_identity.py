@@ -91,3 +91,64 @@ def test_layers_with_nothing_to_set_are_refused() -> None:
         restore(nn.Linear(4, 4), batch(1, 4))
     with pytest.raises(ValueError, match=r"no example in an input of shape \(0, 4\)"):
         restore(ms.nn.LayerNorm(4), torch.empty(0, 4))
+
+
+BAD: dict[str, tuple[Callable[[], nn.Module], Tensor, type[Exception], str]] = {
+    f"{name}, {value}": (
+        make,
+        torch.where(torch.arange(x.numel()).reshape(x.shape) == 1, value, x),
+        ValueError,
+        words,
+    )
+    for name, (make, x) in EXACT.items()
+    for value, words in ((torch.nan, "finite, got nan at "), (torch.inf, "finite, got inf at "))
+}
+BAD |= {
+    f"{name}, empty": (make, x[:0], ValueError, r"no example in an input of shape \(0, ")
+    for name, (make, x) in EXACT.items()
+    if "unbatched" not in name
+}
+BAD |= {
+    "half precision is too narrow": (
+        lambda: ms.nn.LayerNorm(4).half(),
+        torch.tensor([[0.0, 3e5, 0.0, 3e5]]),
+        ValueError,
+        "leave torch.float16",
+    ),
+    "bias too large for it": (
+        lambda: ms.nn.BatchNorm1d(1).half(),
+        torch.tensor([[1e5], [1e5 + 1]]),
+        ValueError,
+        "leave torch.float16",
+    ),
+    "another width": (lambda: ms.nn.LayerNorm(6), batch(1, 5), RuntimeError, r"normalized_shape=\[6\]"),
+    "another width, scaled": (lambda: ms.nn.RMSNorm(6), batch(1, 5), RuntimeError, r"normalized_shape=\[6\]"),
+    "other channels": (
+        lambda: ms.nn.LayerNorm2d(6),
+        batch(1, 5, 1, 1),
+        RuntimeError,
+        r"normalized_shape=\[6\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_would_write_nan_into_the_layer_is_refused_and_nothing_changes(case: str) -> None:
+    make, x, error, words = BAD[case]
+    layer = make()
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(error, match=words):
+        restore(layer, x)
+    assert_close(layer.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("running_mean", "nan"), ("running_var", "-1"), ("running_var", "inf")]
+)
+def test_impossible_running_statistics_are_not_restored_by(name: str, value: str) -> None:
+    layer = ms.nn.BatchNorm1d(3).eval()
+    layer.get_buffer(name)[1] = float(value)
+    with pytest.raises(ValueError, match=r"running statistics must be finite.*channels \[1\]"):
+        restore(layer, batch(2, 3))
+    assert layer.weight.tolist() == [1, 1, 1]
+    assert layer.bias.tolist() == [0, 0, 0]

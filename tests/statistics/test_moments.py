@@ -184,3 +184,9 @@ def test_gradients_flow_through_merging() -> None:
 def test_without_a_process_group_all_reduce_is_the_identity() -> None:
     m = ms.moments(torch.randn(3), 0)
     assert m.all_reduce() is m
+
+
+@pytest.mark.parametrize("bad", [-1, float("inf"), float("nan"), -1.0])
+def test_impossible_weights_of_any_type_are_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="weights must be finite and not negative"):
+        ms.moments(torch.ones(3), 0, mask=torch.tensor([1, bad, 1]))

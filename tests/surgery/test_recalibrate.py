@@ -69,6 +69,43 @@ def test_dict_batches_limits_and_layers_that_nothing_reaches() -> None:
     assert certificate.refused == ("unused: no batch reached it",)
 
 
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1)
+
+    def forward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        return self.norm(x + y) * scale
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "layerwise"])
+def test_every_way_to_hand_over_data(mode: str) -> None:
+    x, targets = WHOLE, torch.arange(len(WHOLE))
+    loader = torch.utils.data.DataLoader
+    dataset = torch.utils.data.TensorDataset
+    plain, both = nn.BatchNorm1d(1), Two()
+    ways = [
+        (plain, x),
+        (plain, (x,)),
+        (plain, {"input": x}),
+        (plain, [(x, targets)]),
+        (plain, loader(dataset(x), batch_size=4)),
+        (plain, loader(dataset(x, targets), batch_size=4)),
+        (both, (x, torch.zeros_like(x))),
+        (both, loader(dataset(x, torch.zeros_like(x), targets), batch_size=4)),
+    ]
+    for model, data in ways:
+        twin, _ = recalibrate(model, data, mode=mode)
+        norm = twin if model is plain else twin.norm
+        torch.testing.assert_close(norm.running_mean, x.mean(0))
+        torch.testing.assert_close(norm.running_var, x.var(0))
+
+
+def test_data_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match="a loader; got int"):
+        recalibrate(nn.BatchNorm1d(1), 3)
+
+
 def test_frozen_layers_are_left_alone() -> None:
     frozen = ms.nn.FrozenBatchNorm1d(1)
     twin, certificate = recalibrate(nn.Sequential(frozen, nn.BatchNorm1d(1)), DATA[:2])
@@ -100,3 +137,36 @@ def test_public_failure_c92_accuracy_comes_back() -> None:
 
     assert accuracy(net) < 0.7
     assert accuracy(recalibrate(net, x.split(128))[0]) > 0.95
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "layerwise"])
+def test_an_in_place_first_layer_does_not_reach_the_batches(mode: str) -> None:
+    x = torch.tensor([[-1.0], [2.0], [-3.0]])
+    recalibrate(nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(1)), [x], mode=mode)
+    assert x.flatten().tolist() == [-1.0, 2.0, -3.0]
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = ms.nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.norm(input=x, mask=mask)
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "layerwise"])
+def test_padding_that_a_mask_drops_stays_out_and_arguments_have_names(mode: str) -> None:
+    x = torch.tensor([[1.0, 10.0], [2.0, 20.0], [6.0, 60.0], [999.0, 999.0]])
+    mask = torch.tensor([[True], [True], [True], [False]])
+    net, _ = recalibrate(Padded(), [(x, mask), (x, mask)], mode=mode)
+    torch.testing.assert_close(net.norm.running_mean, torch.tensor([3.0, 30.0]))
+    torch.testing.assert_close(net.norm.running_var, torch.cat([x[:3], x[:3]]).var(0))
+
+
+def test_a_channel_that_nan_reached_keeps_what_it_had_and_is_named() -> None:
+    x = torch.tensor([[1.0, 1.0], [3.0, float("nan")]])
+    net, certificate = recalibrate(nn.BatchNorm1d(2), [x])
+    assert net.running_mean.tolist() == [2.0, 0.0]
+    assert net.running_var.tolist() == [2.0, 1.0]
+    assert "channels 1 keep" in certificate.refused[0]

@@ -209,3 +209,67 @@ def test_every_dtype(dtype: torch.dtype) -> None:
     assert lighter[0].bias is None
     assert lighter[0].weight.dtype == dtype
     assert certificate.rounded <= certificate.rounded_bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_in_place_first_layer_does_not_reach_the_example(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 5), nn.BatchNorm1d(5)).to(dtype)
+    x = torch.tensor([[-1.0, 2.0, -3.0], [1.0, -2.0, 3.0]], dtype=dtype)
+    before = x.clone()
+    remove_bias(model, x)
+    assert torch.equal(x, before)
+
+
+def test_a_bias_that_dropout_scales_in_training_stays_in_eval_mode_too() -> None:
+    model = nn.Sequential(
+        nn.Linear(3, 5), nn.Dropout(0.5), nn.BatchNorm1d(5), nn.Linear(5, 4), nn.BatchNorm1d(4)
+    )
+    lighter, certificate = remove_bias(model.eval(), X2)
+    assert [line.split(":")[0] for line in certificate.changed] == ["3.bias"]
+    assert lighter[0].bias is not None
+
+
+class TwoIntoOneNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(3, 5), nn.Linear(3, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.a(x)) + self.norm(self.b(x))
+
+
+class MeanReadElsewhere(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Linear(3, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.a(x)) + self.norm.running_mean
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", [TwoIntoOneNorm, MeanReadElsewhere])
+def test_a_running_mean_that_others_read_is_not_shifted(kind: type[nn.Module], training: bool) -> None:
+    _, certificate = remove_bias(kind().train(training), X2)
+    assert certificate.changed == ()
+    assert "running mean is also read by" in certificate.refused[0]
+
+
+def test_a_wrapped_model_is_changed_inside_its_wrapper() -> None:
+    lighter, certificate = remove_bias(nn.DataParallel(nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))), X2)
+    assert lighter.module[0].bias is None
+    assert certificate.changed[0].startswith("0.bias")
+
+
+def test_a_batch_of_one_that_only_eval_mode_takes_is_refused_with_the_mode() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)).eval()
+    with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
+        remove_bias(model, X2[:1])
+    assert "run in train mode" in caught.value.__notes__[0]
+
+
+def test_another_default_device_plays_no_part() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)), X2.clone()
+    with torch.device("meta"):
+        _, certificate = remove_bias(model, x)
+    assert len(certificate.changed) == 1

@@ -1,7 +1,7 @@
 """Examine a model: validate what the caller gave, let every rule judge, keep what reports draw."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, get_args
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,8 @@ from musigma.doctor._examination import Examination
 from musigma.doctor._finding import Finding, Report
 from musigma.doctor._measurements import measurements
 from musigma.doctor._rules import Rule, Symptom, select_rules
-from musigma.doctor.probes import _calls
+from musigma.doctor._validation import validate
+from musigma.functional._variances import impossible_variances_pass
 
 __all__ = ["examine", "judged"]
 
@@ -50,7 +51,8 @@ def examine(
         loss: `loss(output, targets)`, or `loss(output)` without targets; one number.
         optimizer: an optimizer over `model.parameters()`, or a factory `parameters -> optimizer`.
         scheduler: a scheduler over that optimizer, or a factory `optimizer -> scheduler`.
-        mask: the real positions, True takes part, broadcastable to (batch, positions).
+        mask: the real positions, True takes part (or weights), broadcastable to (batch, positions); positions
+            are the inputs' axes behind the batch, or behind the channels.
         independent: True says that examples must not influence each other's outputs.
         intent: what the model is about to do: "train", "inference" or "finetune".
         select: codes or prefixes of codes to judge by ("INP", "NRM30", "GRD504"); all where None.
@@ -63,7 +65,8 @@ def examine(
 
     Raises:
         TypeError: an argument is of a kind that can't be examined; the model can't be copied.
-        ValueError: the batch holds no tensor or no example, the optimizer holds none of the model's
+        ValueError: the batch holds no tensor or no example, the targets are of another batch, the mask
+            doesn't fit or has negative or infinite weights, the optimizer holds none of the model's
             parameters, an unknown intent or code.
         Exception: what the model itself raises on this batch, unless a rule explains it.
 
@@ -77,7 +80,7 @@ def examine(
         ()
     """
     chosen = select_rules(select, ignore)
-    _validate(model, inputs, optimizer, mask, intent)
+    validate(model, inputs, targets, loss=loss, optimizer=optimizer, mask=mask, intent=intent)
     case = Case(
         model,
         inputs,
@@ -91,7 +94,7 @@ def examine(
         name=name,
     )
     # Whatever mode the caller is in: gradients are what is measured.
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), impossible_variances_pass():
         return judged(Examination.of(case), case, chosen)
 
 
@@ -138,36 +141,3 @@ def _judge(rule: Rule, exam: Examination) -> Iterator[Finding]:
             fix=symptom.fix,
             treatment=_treatments.treatment_for(rule.code),
         )
-
-
-def _validate(model: Any, inputs: Any, optimizer: Any, mask: Any, intent: Any) -> None:
-    if not isinstance(model, nn.Module):
-        hint = "; call it: Net()" if isinstance(model, type) else ""
-        raise TypeError(f"model must be a torch.nn.Module; got {_kind(model)}{hint}")
-    if not isinstance(inputs, Tensor | tuple | Mapping):
-        hint = "; make it a tuple of arguments" if isinstance(inputs, list) else ""
-        hint = "; use torch.as_tensor" if type(inputs).__module__.startswith(("numpy", "pandas")) else hint
-        raise TypeError(
-            f"inputs must be a tensor, a tuple of arguments or a mapping; got {_kind(inputs)}{hint}"
-        )
-    tensors = _calls.tensors_in(inputs)
-    if not tensors:
-        raise ValueError("inputs must hold at least one tensor; got none")
-    empty = [tuple(t.shape) for t in tensors if not t.numel()]
-    if len(empty) == len(tensors):
-        raise ValueError(f"inputs must hold at least one example; got shapes {empty}")
-    if optimizer is not None and not _steps(optimizer):
-        raise TypeError(f"optimizer must be an optimizer or a factory of one; got {_kind(optimizer)}")
-    if mask is not None and not isinstance(mask, Tensor):
-        raise TypeError(f"mask must be a tensor, True where a position is real; got {_kind(mask)}")
-    if intent is not None and intent not in get_args(Intent):
-        raise ValueError(f"intent must be one of {get_args(Intent)} or None; got {intent!r}")
-
-
-def _steps(optimizer: Any) -> bool:
-    # A bare class is refused: torch's own can't be called without a learning rate being thought of.
-    return not isinstance(optimizer, type) and (callable(optimizer) or hasattr(optimizer, "step"))
-
-
-def _kind(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -18,6 +18,7 @@ from musigma.doctor._finding import Finding, Report
 from musigma.doctor._rules import list_rules
 from musigma.doctor._treatments import NotApplicable, Patient, Treatment, treatments
 from musigma.doctor.probes import _calls
+from musigma.functional._variances import impossible_variances_pass
 
 __all__ = ["Given", "Record", "treat"]
 
@@ -151,11 +152,12 @@ def treat(
     if isinstance(select, str):
         raise TypeError(f"select must be a collection of codes; write [{select!r}]")
     wanted = None if select is None else tuple(c.upper() for c in select)
-    batches = _batches(case, data)
+    batches = _batches(case, data, seed)
     course = _Course(case, Report((), {}) if example is not None else report, batches, seed)
-    for treatment in treatments():
-        course.give(treatment, wanted)
-    return course.finish(model, report)
+    with impossible_variances_pass():
+        for treatment in treatments():
+            course.give(treatment, wanted)
+        return course.finish(model, report)
 
 
 def _case(model: nn.Module, report: Report, example: Inputs | None) -> Case:
@@ -179,11 +181,12 @@ def portable(optimizer: OptimizerLike | None) -> OptimizerLike | None:
     return lambda parameters: kind(parameters, **defaults)  # type: ignore[call-arg]  # every subclass takes its defaults
 
 
-def _batches(case: Case, data: Iterable[Any] | None) -> list[Any]:
+def _batches(case: Case, data: Iterable[Any] | None, seed: int) -> list[Any]:
     if data is None:
         return [case.inputs]
     pairs = isinstance(case.inputs, torch.Tensor) or case.targets is not None
-    taken = list(islice(iter(data), _BATCHES))
+    with _graph.forked_rng(case.model, seed):  # a loader that shuffles draws
+        taken = list(islice(iter(data), _BATCHES))
     if not taken:
         raise ValueError("data must hold at least one batch; got none")
     return [inputs_of(batch, pairs=pairs) for batch in taken]

@@ -13,6 +13,7 @@ from musigma.functional._checks import check_add, check_channels, check_eps, che
 from musigma.functional._masked import check_mask, without_nan
 from musigma.functional._parameters import affine_for, cast, compute_dtype
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
+from musigma.functional._variances import check_variances
 from musigma.ops import affine, selected
 from musigma.ops import batch_norm as batch_norm_op
 from musigma.statistics import moments
@@ -75,9 +76,9 @@ def batch_norm(
         (n, c, *spatial), in the input's dtype and memory format.
 
     Raises:
-        ValueError: training with a single value a channel, eps not positive in training or negative,
-            ``momentum=None`` without `num_batches_tracked`, one running statistic without the other, `add`
-            of another shape, an unknown activation.
+        ValueError: training with a single value a channel, eps not positive in training or negative, a
+            negative variance in evaluation, ``momentum=None`` without `num_batches_tracked`, one running
+            statistic without the other, `add` of another shape, an unknown activation.
         RuntimeError: a vector's length is not c, or evaluation without running statistics.
         IndexError: the input has no channel dim.
 
@@ -147,6 +148,7 @@ def by_running_statistics(
     """y by statistics that were there before; `check_running` has made sure that they were."""
     assert mean is not None
     assert var is not None
+    check_variances(var)
     if selected("affine", x):
         return affine(x, mean, var, weight, bias, eps)
     dtype = compute_dtype(x)

@@ -173,8 +173,8 @@ def instance_norm(
         (n, c, *spatial), in the input's dtype.
 
     Raises:
-        ValueError: `use_input_stats` with one position a channel, eps is negative, the mask does not
-            broadcast, or the activation is unknown.
+        ValueError: `use_input_stats` with one position a channel, eps or a running variance to be used is
+            negative, the mask does not broadcast, or the activation is unknown.
         RuntimeError: a vector's length is not c, or running statistics are wanted and not there.
         IndexError: the input has no channel dim.
 

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,10 @@ class ModuleStack:
 
         with ExitStack() as hooks:
             hooks.callback(register_module_forward_pre_hook(enter).remove)
-            hooks.callback(register_module_forward_hook(leave, with_kwargs=True, always_call=True).remove)
+            left = register_module_forward_hook(leave, with_kwargs=True, always_call=True)
+            hooks.callback(left.remove)
+            # torch's handle leaves this entry behind, and torch.compile would warn of hooks ever after.
+            hooks.callback(_global_forward_hooks_with_kwargs.pop, left.id, None)
             yield
 
     def _ours(self, module: nn.Module) -> bool:

@@ -188,6 +188,16 @@ class Node:
         return _rebuild, (values,)
 
     @property
+    def shapes(self) -> tuple[tuple[int | torch.SymInt, ...], ...]:
+        """The shape of each output."""
+        return tuple(spec.shape for spec in self.outputs)
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtype of each output."""
+        return tuple(spec.dtype for spec in self.outputs)
+
+    @property
     def inplace(self) -> bool:
         """Whether the call wrote over its own first argument (`relu_`, `x += y`, `x[0] = y`)."""
         return "input" in self.writes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,6 +38,10 @@ _QUESTIONS: Final = kinds.ops("""
     """)
 
 
+# Buffers are swapped out and generators put back: two recordings at once would restore each other's states.
+_ONE_AT_A_TIME: Final = threading.RLock()
+
+
 def record(model: nn.Module, example: Example, *, listen: Listener | None = None) -> Graph:
     """Run the model once on an example and return the graph of what it did.
 
@@ -45,6 +50,7 @@ def record(model: nn.Module, example: Example, *, listen: Listener | None = None
     generators are as before, also when `forward` raises. `DataParallel`, `DistributedDataParallel` and
     `torch.compile` wrappers are taken off (paths and names are those of the model inside), and compiled
     parts run eagerly. All tensors of the forward stay alive until it ends, as they do in training.
+    Recordings of several threads wait for each other.
 
     Args:
         model: any `nn.Module`.
@@ -71,7 +77,7 @@ def record(model: nn.Module, example: Example, *, listen: Listener | None = None
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     args, kwargs = arguments(example)
     model = unwrap(model)
-    with Untouched(model) as state:
+    with _ONE_AT_A_TIME, Untouched(model) as state:
         recorder = _Recorder(model, input_names(model, args, kwargs), state, listen)
         try:
             with _eager(), recorder.following():

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 _ACCELERATORS = ("cuda", "xpu", "mps")
 
@@ -66,7 +67,9 @@ class Untouched:
         if isinstance(value, torch.Generator):
             self._undo.callback(value.set_state, value.get_state())
         else:
-            self._undo.callback(_copy_back, value, value.detach(), value.detach().clone())
+            # Inside torch.func.grad and the like every result is wrapped, and dead once the transform ends.
+            with temporarily_clear_interpreter_stack():
+                self._undo.callback(_copy_back, value, value.detach(), value.detach().clone())
 
 
 def _refuse_lazy(model: nn.Module) -> None:

@@ -12,8 +12,9 @@ from musigma.nn._standardize import split_integers
 from musigma.statistics import Moments, moments
 
 EPS = torch.finfo(torch.float64).eps
-# The longest plain sum: blocks of at most this many values a feature are added up, then merged.
-BLOCK = 2**20
+# What a formula that should give one value may be off by, in ε: each of its operations rounds by ½, so 16 of
+# them. A feature that varies by no more takes some 16 values next to each other, and is noise or nearly so.
+ROUNDINGS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,9 @@ class Tally:
     @classmethod
     def empty(cls, features: int) -> Tally:
         """Nothing seen yet: the identity of merging."""
-        zero, none = torch.zeros(features, dtype=torch.float64), torch.zeros(features, dtype=torch.int64)
+        # on the CPU like every tally, whatever the default device
+        zero = torch.zeros(features, dtype=torch.float64, device="cpu")
+        none = torch.zeros(features, dtype=torch.int64, device="cpu")
         return cls(zero, zero, torch.ones_like(zero), Moments(zero, zero, zero), none, 0, 0.0)
 
     def __add__(self, other: Tally) -> Tally:
@@ -101,15 +104,17 @@ class Tally:
         return torch.where(seen, mean, torch.nan), torch.where(seen, tail, 0.0)
 
     def constant(self) -> Tensor:
-        """Which features can't be told from a constant: σ² ≤ n·ε·σ² + (min(n, BLOCK)·ε·mean)² + (½ ulp)².
+        """Which features can't be told from a constant: σ² ≤ n·ε·σ² + (ROUNDINGS·ε·mean)² + (½ ulp)².
 
         * n·ε·σ² bounds the error of our sum of n squares (Higham 2002, section 4.2).
-        * The column itself was computed in float64 before we saw it, and a constant that is the sum of up to
-          n rounded terms is off by up to n·ε·mean (the term of scikit-learn's PR #19788, whose verdict it
-          keeps). Our deviations are free of that error, so n is capped: uncapped, 10⁹ honest values with a
-          mean of 10⁷ standard deviations would count as constant.
+        * A column of float64 was computed in it before we saw it, by a formula whose every operation is off
+          by up to ½·ε·mean: 0.1, 0.3/3 and 1 − 0.9 are three numbers.
         * A constant stored in a type with spacing ulp lands on at most two neighbouring numbers, so its
           standard deviation is at most ½ ulp, whatever the share of either.
+
+        None but the first, a part of σ² itself, grows with n: deviations from the pivot are exact, however
+        large the mean. (A mean that is summed in float64 is off by up to n·ε·mean, and scikit-learn takes
+        that for its bound: a million time stamps in milliseconds, 10¹² ± 100, are constant by it.)
 
         Integers are exact: only equal ones are constant. No term is an absolute threshold.
         """
@@ -118,7 +123,7 @@ class Tally:
         terms = self.terms.to(torch.float64)
         mean = self.center()[0].abs()
         half_ulp = self.resolution / 2 * _power_of_two(mean)
-        computed = terms.clamp(max=BLOCK) * EPS * mean
+        computed = ROUNDINGS * EPS * mean
         return self.std() * (1 - terms * EPS).clamp(min=0).sqrt() <= torch.hypot(computed, half_ulp)
 
 

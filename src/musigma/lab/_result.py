@@ -78,7 +78,7 @@ class Outcome:
             import plotly.graph_objects as go
         except ImportError as missing:
             raise ImportError("the figure needs plotly: pip install 'musigma[report]'") from missing
-        figure = go.Figure([go.Scatter(x=list(c.x), y=list(c.y), name=c.name) for c in self.curves])
+        figure = go.Figure([_line(go, curve) for curve in self.curves])
         figure.update_layout(title=self.claim, xaxis_title=self.axes[0], yaxis_title=self.axes[1])
         figure.update_yaxes(type="log")
         return figure
@@ -95,6 +95,12 @@ class Outcome:
                 f"({mark}, within {q.tolerance:.0%}: {q.reason})"
             )
         return "\n".join(lines)
+
+
+def _line(go: Any, curve: Curve) -> Any:
+    # A few hundred points are all that a screen can show of a line.
+    every = max(1, len(curve.x) // 400)
+    return go.Scatter(x=list(curve.x[::every]), y=list(curve.y[::every]), name=curve.name)
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,10 @@ class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
     - A rejected or empty batch changes nothing, num_batches_tracked included.
     - Under activation checkpointing, of any kind and however nested, a batch is taken in once.
     - A channel whose batch statistics are inf or NaN keeps its running ones, as a gradient scaler keeps the
-      weights; `nonfinite_statistics` names those that arrived so.
+      weights; `nonfinite_statistics` names those of a model that took them in.
     - The running statistics stay float32 under ``.half()``, ``.bfloat16()`` and ``.to(dtype)``.
-    - Loading a negative running_var is refused, with the channels, before anything of this layer is written.
+    - Loading statistics that are NaN or inf, or a negative running_var, is refused, with the channels, before
+      anything of this layer is written; evaluating by a negative running_var is too.
     - Freezing is explicit: ``requires_grad_(False)`` freezes weight and bias only; `FrozenBatchNorm1d` also
       freezes the statistics, whatever the mode. With ``track_running_stats = False`` set later, training
       normalizes by the batch and leaves the buffers alone, and evaluation goes on using them.

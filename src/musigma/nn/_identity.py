@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from musigma.functional._checks import check_rows
 from musigma.functional._rows import RMS_EPS
 from musigma.nn._frozen import FrozenBatchNorm
 from musigma.nn._layer_norm import ChannelsFirst
@@ -36,7 +37,11 @@ def restore_identity_(layer: Norm, x: Tensor) -> Norm:
 
     Raises:
         TypeError: the layer is none of these.
-        ValueError: it has no weight or bias to set, or the examples' moments differ; nothing is changed.
+        ValueError: it has no weight or bias to set, there is no example, the examples' moments differ, or
+            they are not finite.
+        RuntimeError: x does not end in the layer's normalized_shape.
+
+        Whatever is raised, nothing is changed.
 
     Example:
         >>> import torch, musigma as ms
@@ -57,9 +62,14 @@ def restore_identity_(layer: Norm, x: Tensor) -> Norm:
             "does; build it with them (affine=True, bias=True)"
         )
     eps = RMS_EPS if (given := getattr(layer, "eps", None)) is None else given
-    weight.copy_((var.double() + eps).sqrt().expand_as(weight))
+    new = [(weight, (var.double() + eps).sqrt().expand_as(weight).to(weight.dtype))]
     if bias is not None:
-        bias.copy_(mean.expand_as(bias))
+        new.append((bias, mean.expand_as(bias).to(bias.dtype)))
+    for parameter, value in new:
+        if not value.isfinite().all():
+            raise ValueError(_why_not_finite(layer, x, mean, var, parameter.dtype))
+    for parameter, value in new:
+        parameter.copy_(value)
     return layer
 
 
@@ -73,25 +83,31 @@ def _statistics(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
             return layer.running_mean, layer.running_var
         case torch.nn.modules.batchnorm._BatchNorm():
             batch = moments(x, [0, *range(2, x.dim())])
+            # One rank's batch may be empty; what all of them hold decides for all of them.
             if isinstance(layer, SyncBatchNorm) and (group := layer._group()) is not None:
                 batch = batch.all_reduce(group)
+            if not (batch.count > 0).all():
+                raise ValueError(_nothing_in(x))
             return batch.mean, batch.var()
         case torch.nn.modules.instancenorm._InstanceNorm():
             batched = x.unsqueeze(0) if x.dim() == layer._get_no_batch_dim() else x
             channels = moments(batched, range(2, batched.dim()))
             return _agreed(layer, channels.mean, channels.var(), x)
         case torch.nn.GroupNorm():
-            groups = moments(x.reshape(x.shape[0], layer.num_groups, -1), -1)
+            grouped = x.unflatten(1, (layer.num_groups, -1))
+            groups = moments(grouped, range(2, grouped.dim()))
             mean, var = _agreed(layer, groups.mean, groups.var(), x)
             repeats = layer.num_channels // layer.num_groups
             return mean.repeat_interleave(repeats), var.repeat_interleave(repeats)
         case torch.nn.RMSNorm():
+            check_rows("rms_norm", x, tuple(layer.normalized_shape), None, None, 0.0)
             rows = moments(x, range(-len(layer.normalized_shape), 0))
             square = (rows.var() + rows.mean.square()).flatten()
             return _agreed(layer, torch.zeros_like(square), square, x)
         case torch.nn.LayerNorm():
-            dims = [1] if isinstance(layer, ChannelsFirst) else range(-len(layer.normalized_shape), 0)
-            rows = moments(x, dims)
+            last = x.movedim(1, -1) if isinstance(layer, ChannelsFirst) else x
+            check_rows("layer_norm", last, tuple(layer.normalized_shape), None, None, 0.0)
+            rows = moments(last, range(-len(layer.normalized_shape), 0))
             return _agreed(layer, rows.mean.flatten(), rows.var().flatten(), x)
     raise TypeError(
         "restore_identity_ knows BatchNorm, InstanceNorm, GroupNorm, LayerNorm and RMSNorm, got "
@@ -102,7 +118,9 @@ def _statistics(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 def _agreed(layer: nn.Module, mean: Tensor, var: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The statistics that all examples (dim 0) have in common."""
     if mean.shape[0] == 0:
-        raise ValueError(f"there is no example in an input of shape {tuple(x.shape)}; give it one")
+        raise ValueError(_nothing_in(x))
+    if not (mean.isfinite() & var.isfinite()).all():
+        raise ValueError(_why_not_finite(layer, x, mean, var, x.dtype))
     std = var.sqrt()
     # Moments that differ by no more than the input's own rounding are one: a few units in its last place.
     close = 8 * torch.finfo(x.dtype).eps * (mean.abs().amax(0) + std.amax(0))
@@ -115,3 +133,29 @@ def _agreed(layer: nn.Module, mean: Tensor, var: Tensor, x: Tensor) -> tuple[Ten
             f"{std.min().item():.4g} to {std.max().item():.4g}; give it a single one"
         )
     return mean[0], var[0]
+
+
+def _nothing_in(x: Tensor) -> str:
+    return f"there is no example in an input of shape {tuple(x.shape)}; give it one"
+
+
+def _why_not_finite(layer: nn.Module, x: Tensor, mean: Tensor, var: Tensor, dtype: torch.dtype) -> str:
+    """Where the first number comes from that would make a weight or a bias inf or NaN."""
+    name = type(layer).__name__
+    if mean is getattr(layer, "running_mean", None):
+        bad = (~(mean.isfinite() & var.isfinite() & (var >= 0))).nonzero().flatten().tolist()
+        if bad:
+            return (
+                "the running statistics must be finite and the variances not negative; in channels "
+                f"{bad[:8]} of this {name} they are not: recalibrate them"
+            )
+    elif not (finite := x.isfinite()).all():
+        where = (~finite).nonzero()[0].tolist()
+        return (
+            f"the input must be finite, got {x[tuple(where)].item()} at {where}: weight and bias made of it "
+            f"would be too, and this {name} with them"
+        )
+    return (
+        f"means up to {mean.abs().max().item():.4g} and variances up to {var.max().item():.4g} leave "
+        f"{dtype}, in which this {name} would have to hold their weight and bias; scale the input down"
+    )

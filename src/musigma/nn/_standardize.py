@@ -38,12 +38,18 @@ def _arithmetic_dtype(x: Tensor) -> torch.dtype:
 
 
 def split_integers(x: Tensor) -> tuple[Tensor, Tensor]:
-    """64-bit integers as two float64 tensors with x = high + low exactly (float64 alone stops at 2⁵³)."""
+    """64-bit integers as two float64 tensors with x = high + low exactly (float64 alone stops at 2⁵³).
+
+    `high` is x rounded and `low` what that lost: the plain halves of −3 are −2³² and 2³² − 3, and whatever is
+    subtracted from either is rounded to 2⁻²⁰.
+    """
     bits = x.view(torch.int64)
-    high, low = bits >> 32, bits & 0xFFFFFFFF
+    upper, lower = bits >> 32, bits & 0xFFFFFFFF
     if x.dtype == torch.uint64:
-        high = high & 0xFFFFFFFF
-    return high.to(torch.float64) * 2.0**32, low.to(torch.float64)
+        upper = upper & 0xFFFFFFFF
+    large, small = upper.to(torch.float64) * 2.0**32, lower.to(torch.float64)
+    high = large + small
+    return high, small - (high - large)  # fast two-sum (Dekker): exact, for large is 0 or above small
 
 
 def standardize(x: Tensor, mean: Tensor, tail: Tensor, scale: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from musigma.functional._variances import some
+
 _NAMES = ("running_mean", "running_var")
 
 
@@ -49,9 +51,13 @@ class KeepsStatistics(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        problem = _impossible(state_dict.get(f"{prefix}running_var"))
-        if problem:
-            error_msgs.append(f"{prefix}running_var {problem}")
+        problems = [
+            f"{prefix}{name} {problem}"
+            for name in _NAMES
+            if (problem := _impossible(name, state_dict.get(f"{prefix}{name}")))
+        ]
+        if problems:
+            error_msgs.extend(problems)
             return
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -66,17 +72,25 @@ def _widened(t: Tensor | None) -> Tensor | None:
     return t.to(torch.float32) if t is not None and _is_narrow(t) else t
 
 
-def _impossible(var: Any) -> str:
-    """What is wrong with a running variance, in words; nothing where it is fine or can't be looked at."""
-    if not isinstance(var, Tensor) or var.is_meta or isinstance(var, FakeTensor):
+def _impossible(name: str, statistic: Any) -> str:
+    """What is wrong with a running statistic, in words; nothing where it is fine or can't be looked at."""
+    if not isinstance(statistic, Tensor) or statistic.is_meta or isinstance(statistic, FakeTensor):
         return ""
-    negative = (var.detach() < 0).nonzero().squeeze(-1).tolist()
-    if not negative:
+    values = statistic.detach().flatten()
+    channels = (~values.isfinite()).nonzero().flatten().tolist()
+    if channels:
+        return (
+            f"must be finite, got {values[channels[0]].item()} (channels {some(channels)}); it was saved so. "
+            "Nothing of this layer was loaded: take an earlier checkpoint, or write mean 0 and variance 1 "
+            "there and have the statistics taken anew by ms.surgery.recalibrate"
+        )
+    channels = (values < 0).nonzero().flatten().tolist() if name == "running_var" else []
+    if not channels:
         return ""
-    shown = ", ".join(str(c) for c in negative[:8]) + (", …" if len(negative) > 8 else "")
     return (
-        f"must not be negative, got {var.detach().min().item():.4g} (channels {shown}); whoever wrote it may "
-        "have subtracted eps. Nothing of this layer was loaded: mend the checkpoint, e.g. by adding it again"
+        f"must not be negative, got {values.min().item():.4g} (channels {some(channels)}); whoever wrote it "
+        "may have subtracted eps. Nothing of this layer was loaded: mend the checkpoint, e.g. by adding it "
+        "again"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Real, Shaped
 from torch import Tensor
 
 from musigma import ops
@@ -158,7 +158,7 @@ def moments(
     x: Shaped[Tensor, "*shape"],
     dim: int | Sequence[int] | None = None,
     *,
-    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    mask: Bool[Tensor, "..."] | Real[Tensor, "..."] | None = None,
     keepdim: bool = False,
 ) -> Moments:
     """Count, mean and M2 of x over `dim`, exact for any scale and offset that float64 can hold.
@@ -180,7 +180,7 @@ def moments(
     Raises:
         TypeError: x is complex.
         IndexError: a dim does not exist.
-        ValueError: a dim stands twice, a weight is negative or NaN, or the mask does not broadcast.
+        ValueError: a dim stands twice, a weight is negative, infinite or NaN, or the mask does not broadcast.
 
     Example:
         >>> import torch, musigma as ms
@@ -195,7 +195,7 @@ def moments(
     dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     if x.is_quantized:
         raise TypeError("moments are of numbers, got a quantized tensor; dequantize it first")
-    if mask is not None and mask.is_floating_point():
+    if mask is not None and mask.dtype is not torch.bool:
         _require_weights(mask)
     count, mean, m2 = ops.moments(x, dims, mask)
     if keepdim:
@@ -209,7 +209,9 @@ def moments(
 def _require_weights(mask: Tensor) -> None:
     if torch.compiler.is_compiling() or mask.is_meta or torch._C._are_functorch_transforms_active():
         return  # a value that can't be looked at here
-    bad = ~(mask >= 0)
+    bad = ~((mask >= 0) & mask.isfinite())
     if bad.any():
         where = bad.nonzero()[0].tolist()
-        raise ValueError(f"weights must not be negative or NaN; got {mask[tuple(where)].item()} at {where}")
+        raise ValueError(
+            f"weights must be finite and not negative or NaN; got {mask[tuple(where)].item()} at {where}"
+        )

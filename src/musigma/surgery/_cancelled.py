@@ -32,12 +32,14 @@ class CancelledBias:
         nodes: the ops that add it.
         norms: the norms that subtract it again, one for each of them.
         elements: for each norm which element of the bias stands in its input, place by place.
+        others: the other ops that read a running mean of these norms.
     """
 
     name: str
     nodes: tuple[Node, ...]
     norms: tuple[Node, ...]
     elements: tuple[Tensor, ...] = field(repr=False, compare=False)
+    others: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def cancelled_biases(
     Args:
         model: left as it was.
         inputs: as the model takes them.
-        absorbed: count a BatchNorm in eval mode too, whose running mean can take the bias in.
+        absorbed: what can be taken out in both modes: count a BatchNorm in eval mode too, whose running mean
+            can take the bias in, but none behind a dropout, which scales the bias in training.
         seed: what the model's own randomness starts from.
 
     Returns:
@@ -77,12 +80,13 @@ def cancelled_biases(
             if arrived is not None and _one_element_a_mean(node, arrived.elements):
                 ends.append((arrived, node))
         elif arrived is not None and len(outputs) == 1:
-            moved = _carried(node, arrived.elements, _first(args, kwargs), outputs[0])
+            moved = _carried(node, arrived.elements, _first(args, kwargs), outputs[0], absorbed)
             if moved is not None:
                 trails[node.index, 0] = _Trail(arrived.name, arrived.start, (*arrived.path, node), moved)
         for name, elements in _added(model, node, args, kwargs, outputs):
             trails[node.index, 0] = _Trail(name, node, (node,), elements)
 
+    model = _graph.unwrap(model)
     with torch.no_grad(), _graph.forked_rng(model, seed):
         graph = _graph.record(model, inputs, listen=listen)
     return tuple(_complete(graph, ends))
@@ -99,8 +103,20 @@ def _complete(graph: Graph, ends: Sequence[tuple[_Trail, Node]]) -> Iterator[Can
         if {node.index for node in graph.uses(name)} == starts:
             trails, norms = zip(*found, strict=True)
             yield CancelledBias(
-                name, tuple(t.start for t in trails), norms, tuple(t.elements for t in trails)
+                name,
+                tuple(t.start for t in trails),
+                norms,
+                tuple(t.elements for t in trails),
+                _other_readers(graph, norms),
             )
+
+
+def _other_readers(graph: Graph, norms: Sequence[Node]) -> tuple[Node, ...]:
+    means = {
+        s.name for norm in norms for s in norm.arguments.get("running_mean", ()) if isinstance(s, Buffer)
+    }
+    own = {norm.index for norm in norms}
+    return tuple(n for n in graph.nodes if n.index not in own and not means.isdisjoint(n.buffers))
 
 
 def _feeds_only(graph: Graph, path: Sequence[Node]) -> bool:
@@ -154,28 +170,29 @@ def _along(node: Node, shape: tuple[int, ...]) -> Tensor:
     if node.op == "layer_norm":
         normalized = node.options.get("normalized_shape")
         own = tuple(normalized) if isinstance(normalized, list | tuple) else shape[-1:]
-        return torch.arange(int(torch.Size(own).numel())).reshape(own).expand(shape)
+        return torch.arange(int(torch.Size(own).numel()), device="cpu").reshape(own).expand(shape)
     dims = int(node.op[-2]) if node.op in _CONVOLUTIONS and node.op[-1] == "d" else 0
     axis = 1 if node.op in _CHANNEL_FIRST else len(shape) - dims - 1
-    return torch.arange(shape[axis]).reshape(-1, *[1] * (len(shape) - axis - 1)).expand(shape)
+    channels = torch.arange(shape[axis], device="cpu")
+    return channels.reshape(-1, *[1] * (len(shape) - axis - 1)).expand(shape)
 
 
 def _places(t: Tensor) -> Tensor:
     """Where in its storage each element of a tensor lies."""
     size = t.untyped_storage().nbytes() // t.element_size()
-    return torch.arange(size).as_strided(t.shape, t.stride(), t.storage_offset())
+    return torch.arange(size, device="cpu").as_strided(t.shape, t.stride(), t.storage_offset())
 
 
-def _carried(node: Node, elements: Tensor, x: Any, y: Tensor) -> Tensor | None:
-    """What an op that computes nothing does to the places; None where it computes."""
+def _carried(node: Node, elements: Tensor, x: Any, y: Tensor, both_modes: bool) -> Tensor | None:
+    """What an op that computes nothing (in both modes, if asked) does to the places; None if it computes."""
     if not isinstance(x, Tensor) or x.shape != elements.shape:
         return None
+    if node.op in kinds.DROPOUTS:  # one that drops nothing may be a view, which says nothing of training
+        inactive = node.options.get("training") is False and not both_modes
+        return elements if inactive or node.options.get("p") == 0 else None
     if node.view and x.dtype == y.dtype:
         return _through_view(elements, x, y)
-    inactive = node.op in kinds.DROPOUTS and (
-        node.options.get("training") is False or node.options.get("p") == 0
-    )
-    if (node.op in _COPIES or inactive) and x.numel() == y.numel():
+    if node.op in _COPIES and x.numel() == y.numel():
         return elements.reshape(y.shape)
     if node.op in kinds.POOLINGS:
         return _through_pooling(node, elements, y)
@@ -187,7 +204,7 @@ def _carried(node: Node, elements: Tensor, x: Any, y: Tensor) -> Tensor | None:
 def _through_view(elements: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
     if any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True)):
         return None
-    memory = torch.full((x.untyped_storage().nbytes() // x.element_size(),), -1)
+    memory = torch.full((x.untyped_storage().nbytes() // x.element_size(),), -1, device="cpu")
     memory.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(elements)
     return memory.as_strided(y.shape, y.stride(), y.storage_offset())
 
@@ -195,7 +212,9 @@ def _through_view(elements: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
 def _through_pooling(node: Node, elements: Tensor, y: Tensor) -> Tensor | None:
     """max(z + b) = max(z) + b and mean(z + b) = mean(z) + b, if a window holds one element and no zeros."""
     dims = int(node.op[-2])
-    pads = torch.tensor(node.options.get("padding", 0)).any() and node.options.get("count_include_pad", True)
+    pads = torch.tensor(node.options.get("padding", 0), device="cpu").any() and node.options.get(
+        "count_include_pad", True
+    )
     average = node.op.startswith("avg")
     if node.op.startswith("lp") or (average and (bool(pads) or node.options.get("divisor_override"))):
         return None

@@ -181,8 +181,21 @@ def _outputs(model: nn.Module, example: Any, training: bool) -> list[Tensor]:
     """Every floating output of a copy, in one mode, with the same random numbers each time."""
     twin = copy.deepcopy(model).train(training)
     with torch.no_grad(), forked_rng(twin, seed=0):
-        found = tensors(call(twin, _in_float64(example)))
+        try:
+            found = tensors(call(twin, own_copy(_in_float64(example))))
+        except Exception as error:
+            mode = "train" if training else "eval"
+            error.add_note(
+                f"The model was run in {mode} mode, for a changed model has to compute the same in both; "
+                "pass an example that it takes in both. The model is untouched."
+            )
+            raise
     return [t for t in found if t.is_floating_point()]
+
+
+def own_copy(example: Any) -> Any:
+    """The example with tensors of its own, which a model may overwrite: an in-place ReLU may come first."""
+    return pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, example)
 
 
 def _in_float64(example: Any) -> Any:
@@ -195,7 +208,7 @@ def _random_like(example: Any) -> Any:
     def draw(t: Tensor) -> Tensor:
         # Standard normal, on the CPU: the same numbers on every device. What the example's values mean (a
         # probability, a mask of floats) is unknown; a model that can't take any others fails loudly here.
-        return torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.device)
+        return torch.randn(t.shape, generator=generator, dtype=torch.float64, device="cpu").to(t.device)
 
     return _map_floating(example, draw)
 
@@ -217,7 +230,7 @@ def _shaken(model: nn.Module, roundings: Mapping[str, float]) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
         if name in roundings:
-            sign = torch.randint(-1, 2, tensor.shape, generator=generator).to(tensor.device)
+            sign = torch.randint(-1, 2, tensor.shape, generator=generator, device="cpu").to(tensor.device)
             tensor.data.mul_(1 + sign * roundings[name])
     return twin
 

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from musigma.functional._variances import impossible_variances_pass
 from musigma.graph import call, forked_rng
+from musigma.nn._statistics import KeepsStatistics
 from musigma.statistics import Moments, moments
-from musigma.surgery._certificate import Certificate
+from musigma.surgery._batches import as_batches, as_example
+from musigma.surgery._certificate import Certificate, own_copy
 
 Mode = Literal["one_pass", "layerwise"]
 NOTHING = "recalibration needs at least one batch; got none"
@@ -22,7 +25,7 @@ NOTHING = "recalibration needs at least one batch; got none"
 
 def recalibrate(
     model: nn.Module,
-    batches: Iterable[Any],
+    data: Any,
     *,
     mode: Mode = "one_pass",
     max_batches: int | None = None,
@@ -35,14 +38,16 @@ def recalibrate(
     what the layers before it, already recalibrated, now give at test time. The second is exact for test time,
     the first costs one pass. Dropout is off in both.
 
-    Frozen layers and layers without running statistics are left alone; `momentum` plays no part, and
+    Frozen layers and layers without running statistics are left alone, and so are channels that an inf or NaN
+    reached, which the certificate names. What a mask drops is left out; `momentum` plays no part, and
     num_batches_tracked becomes the number of batches read. The modes, the random state and the model itself
     stay as they were.
 
     Args:
         model: any module; left as it is.
-        batches: what the model is called with, batch by batch: tensors, tuples of arguments or dicts of
-            keywords. `"layerwise"` reads it several times, so it must not be an iterator.
+        data: what the model is called with: one example (a tensor, a tuple of arguments or a dict of
+            keywords), a list of them, or a loader. Of the (inputs, targets) that a loader yields the targets
+            are left out. `"layerwise"` reads it several times, so it must not be an iterator.
         mode: "one_pass" or "layerwise".
         max_batches: read only so many.
 
@@ -52,6 +57,7 @@ def recalibrate(
 
     Raises:
         ValueError: no batches, an unknown mode, or an iterator with "layerwise".
+        TypeError: data is neither an example nor something that yields examples.
 
     Example:
         >>> import torch, musigma as ms
@@ -65,15 +71,17 @@ def recalibrate(
     """
     if mode not in ("one_pass", "layerwise"):
         raise ValueError(f"mode must be 'one_pass' or 'layerwise'; got {mode!r}")
-    if mode == "layerwise" and isinstance(batches, Iterator):
+    if mode == "layerwise" and isinstance(data, Iterator):
         raise ValueError(
             "mode 'layerwise' reads the data once a layer; pass a list or a loader, not an iterator"
         )
+    batches = as_batches(data)
     twin = copy.deepcopy(model)
     layers = {name: m for name, m in twin.named_modules() if _keeps_statistics(m)}
     modes = {m: m.training for m in twin.modules()}
     groups = [layers] if mode == "one_pass" else [{n: m} for n, m in layers.items()]
     changed: list[str] = []
+    refused: list[str] = []
     order: list[str] = []
     try:
         if mode == "layerwise":
@@ -83,12 +91,13 @@ def recalibrate(
             found = _measure(twin, group, batches, mode, max_batches)
             for name, (total, calls) in found.items():
                 changed.append(_write(name, layers[name], total, calls))
+                refused.extend(_kept(name, total))
     finally:
         for module, training in modes.items():
             module.training = training
     untouched = [n for n in layers if not any(c.startswith(f"{n or 'the model'}: ") for c in changed)]
-    refused = tuple(f"{n or 'the model'}: no batch reached it" for n in untouched)
-    return twin, Certificate("recalibrate", tuple(changed), refused)
+    refused += [f"{n or 'the model'}: no batch reached it" for n in untouched]
+    return twin, Certificate("recalibrate", tuple(changed), tuple(refused))
 
 
 def _keeps_statistics(module: nn.Module) -> bool:
@@ -102,8 +111,11 @@ def _measure(
     totals: dict[str, tuple[Moments, int]] = {}
     saved = {name: copy.deepcopy(dict(layer.named_buffers())) for name, layer in layers.items()}
 
-    def listen(name: str, x: Tensor) -> None:
-        seen = moments(x.detach(), [0, *range(2, x.dim())])
+    def listen(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs["input"]
+        # What a stranger's layer means by a mask is unknown; ours keeps padding out of the statistics.
+        mask = kwargs.get("mask") if isinstance(layers[name], KeepsStatistics) else None
+        seen = moments(x.detach(), [0, *range(2, x.dim())], mask=mask)
         total, batches_seen = totals.get(name, (None, 0))
         totals[name] = (seen if total is None else total + seen, batches_seen + 1)
 
@@ -111,13 +123,15 @@ def _measure(
     if mode == "one_pass":
         for layer in layers.values():
             layer.train()
-    with ExitStack() as stack, torch.no_grad(), forked_rng(model):
+    with ExitStack() as stack, torch.no_grad(), forked_rng(model), impossible_variances_pass():
         for name, layer in layers.items():
-            hook = layer.register_forward_pre_hook(lambda _m, args, name=name: listen(name, args[0]))
+            hook = layer.register_forward_pre_hook(
+                lambda _m, args, kwargs, name=name: listen(name, args, kwargs), with_kwargs=True
+            )
             stack.callback(hook.remove)
         count = 0
         for batch in islice(batches, limit):
-            call(model, batch)
+            call(model, own_copy(as_example(model, batch)))
             count += 1
     if count == 0:
         raise ValueError(NOTHING)
@@ -130,12 +144,12 @@ def _measure(
 def _execution_order(model: nn.Module, layers: dict[str, _BatchNorm], batches: Iterable[Any]) -> list[str]:
     order: list[str] = []
     model.eval()
-    with ExitStack() as stack, torch.no_grad(), forked_rng(model):
+    with ExitStack() as stack, torch.no_grad(), forked_rng(model), impossible_variances_pass():
         for name, layer in layers.items():
             hook = layer.register_forward_pre_hook(lambda _m, _a, name=name: order.append(name))
             stack.callback(hook.remove)
         for batch in batches:
-            call(model, batch)
+            call(model, own_copy(as_example(model, batch)))
             break
         else:
             raise ValueError(NOTHING)
@@ -147,13 +161,31 @@ def _write(name: str, layer: _BatchNorm, total: Moments, calls: int) -> str:
     assert layer.running_var is not None
     mean, var = total.mean, total.var(correction=1)
     spread = total.std().clamp(min=torch.finfo(torch.float64).tiny)
-    shift = float(((layer.running_mean.to(mean.dtype) - mean) / spread).abs().max())
-    layer.running_mean.copy_(mean)
-    layer.running_var.copy_(torch.where(var.isnan(), layer.running_var.to(var.dtype), var))
+    usable = _usable(total)
+    shift = ((layer.running_mean.to(mean.dtype) - mean) / spread).abs()[usable]
+    for running, found in ((layer.running_mean, mean), (layer.running_var, var)):
+        # One value has a mean, but no unbiased variance.
+        running.copy_(torch.where(usable & ~found.isnan(), found, running.to(found.dtype)))
     if layer.num_batches_tracked is not None:
         # What momentum=None goes on averaging from.
         layer.num_batches_tracked.fill_(calls)
     return (
-        f"{name or 'the model'}: statistics of {int(total.count)} values a channel, "
-        f"means moved by up to {shift:.3g} sd"
+        f"{name or 'the model'}: statistics of {int(total.count.max())} values a channel, "
+        f"means moved by up to {float(shift.max()) if shift.numel() else 0.0:.3g} sd"
     )
+
+
+def _usable(total: Moments) -> Tensor:
+    return total.mean.isfinite() & total.m2.isfinite() & (total.count > 0)
+
+
+def _kept(name: str, total: Moments) -> list[str]:
+    """What is said of channels whose data have no mean and variance: they keep what they had."""
+    kept = (~_usable(total)).nonzero().flatten().tolist()
+    if not kept:
+        return []
+    shown = ", ".join(map(str, kept[:8])) + (", …" if len(kept) > 8 else "")
+    return [
+        f"{name or 'the model'}: channels {shown} keep their statistics, for their values in these batches "
+        "are not finite, or none"
+    ]

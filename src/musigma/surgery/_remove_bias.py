@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from musigma.graph import Buffer, kinds
+from musigma.graph import Buffer, kinds, unwrap
 from musigma.surgery._cancelled import CancelledBias, cancelled_biases
 from musigma.surgery._certificate import Certificate, certified
 
@@ -48,10 +48,10 @@ def remove_bias(model: nn.Module, example: Any) -> tuple[nn.Module, Certificate]
         for bias in dead:
             _shift_running_means(twin, bias)
             owner, _, attribute = bias.name.rpartition(".")
-            setattr(twin.get_submodule(owner), attribute, None)
+            setattr(unwrap(twin).get_submodule(owner), attribute, None)
 
     changed = tuple(
-        f"{d.name}: {model.get_parameter(d.name).numel()} values that "
+        f"{d.name}: {unwrap(model).get_parameter(d.name).numel()} values that "
         f"{d.norms[0].module or 'the model'} ({d.norms[0].op}) subtracts again"
         for d in dead
     )
@@ -63,13 +63,21 @@ def _why_it_stays(model: nn.Module, bias: CancelledBias) -> str | None:
     others = [node.op for node in bias.nodes if node.op not in _LAYERS]
     if others:
         return f"{others[0]} adds it, which has to be changed in the model's code"
-    own = model.get_parameter(bias.name)
-    tied = [name for name, p in model.named_parameters(remove_duplicate=False) if p is own]
+    if bias.others:
+        other = bias.others[0]
+        return (
+            f"its norm's running mean is also read by {other.op} in {other.module or 'the model'}, of values "
+            "without this bias"
+        )
+    inner = unwrap(model)
+    own = inner.get_parameter(bias.name)
+    tied = [name for name, p in inner.named_parameters(remove_duplicate=False) if p is own]
     return f"it is tied: {', '.join(tied)}" if len(tied) > 1 else None
 
 
 def _shift_running_means(model: nn.Module, bias: CancelledBias) -> None:
     """Take the bias out of what its norms subtract at test time, once from every running mean."""
+    model = unwrap(model)
     value = model.get_parameter(bias.name).detach().flatten().to(torch.float64)
     shifts: dict[str, torch.Tensor] = {}
     for norm, elements in zip(bias.norms, bias.elements, strict=True):

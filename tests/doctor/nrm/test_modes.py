@@ -96,6 +96,23 @@ def test_instance_norm_that_tracks_is_another_layer_in_eval_mode() -> None:
     assert finding.evidence["layers"]["0"]["own"] > 1
 
 
+def test_instance_norm_that_tracks_is_blamed_itself_behind_a_layer() -> None:
+    """What comes before is the same in both modes; every example's statistics are not the running ones."""
+    torch.manual_seed(0)
+    norm = nn.InstanceNorm1d(8, affine=True, track_running_stats=True)
+    behind = (nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 4))
+    x, model = normal(64, 3, 20), nn.Sequential(nn.Conv1d(3, 8, 3), norm, *behind)
+    passed(model, x, 60)
+    finding = only(model, x, "NRM307")
+    assert finding.where == ("1",)
+    assert "'1' normalizes every example by its own statistics in training" in finding.message
+    assert "comes before" not in finding.message
+    assert finding.evidence["layers"]["1"]["own"] < 0.5
+    assert "track_running_stats=False" in finding.fix
+    model[1] = nn.InstanceNorm1d(8, affine=True)
+    assert judged(model, x, "NRM307").codes == ()
+
+
 def test_dropout_before_batchnorm_shifts_the_variance() -> None:
     """Trained at the variance that dropout makes, evaluated without it (Li et al. 2019).
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import musigma as ms
-from musigma.doctor import Finding, Report, examine
+from musigma.doctor import Finding, Report, examine, explain
 from musigma.doctor._examination import Examination
 from musigma.doctor.rules.nrm.nrm309_half_running_stats import stuck_distance
 
@@ -254,10 +254,12 @@ def test_new_head_on_a_trained_model_is_fine_and_a_lost_buffer_is_not() -> None:
 
 
 def test_statistics_beside_a_counter_of_zero() -> None:
-    """A converted checkpoint sets mean and variance and doesn't count."""
+    """A converted checkpoint sets mean and variance and doesn't count: silent, and documented so."""
+    assert "left alone on purpose" in explain("NRM305")
     model = nn.BatchNorm1d(8)
     model.running_mean += 0.3
-    assert judged(model.eval(), normal(64, 8), "NRM305").codes == ()
+    for intent in (None, "inference", "finetune"):
+        assert judged(model.eval(), normal(64, 8), "NRM305", intent=intent).codes == ()
     model.momentum = None
     finding = only(model, normal(64, 8), "NRM305")
     assert (finding.severity, finding.evidence["layers"][""]["initial"]) == ("info", False)
@@ -387,6 +389,16 @@ def test_rounded_mean_in_eval_mode() -> None:
     model.bfloat16().eval()
     finding = only(model, x.bfloat16().float().bfloat16(), "NRM309", intent="inference")
     assert finding.evidence["layers"][""]["rounded"] == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_advice_runs_and_ends_it(dtype: torch.dtype, training: bool) -> None:
+    x = normal(64, 8).to(dtype)
+    for norm in (nn.BatchNorm1d(8).to(dtype).float(), ms.nn.BatchNorm1d(8).to(dtype)):
+        norm.train(training)
+        assert norm(x).dtype == dtype
+        assert judged(norm, x, "NRM309").codes == ()
 
 
 def test_half_precision_inference_that_is_fine() -> None:

@@ -180,6 +180,16 @@ def test_a_standardized_models_layers_are_drawn_over_the_originals() -> None:
     assert [t["x"] for t in std["traces"]] == [[0, 1, 2], [0, 1, 2]]  # type: ignore[attr-defined]
 
 
+def test_a_standardize_layer_is_one_point_whatever_it_computes() -> None:
+    inside = [
+        layer("standardize.x", std, op) | {"module_type": "Standardize"}
+        for op, std in (("sub", 9), ("div", 1))
+    ]
+    report = Report((), {**made().measurements, "layers": [*inside, layer("model.0", 2.0)]}, {}, "net")
+    std = next(f for f in figures(to_html(report)) if f["id"] == "activation-std")
+    assert [t["y"] for t in std["traces"]] == [[1, 2.0]]  # type: ignore[attr-defined]
+
+
 def test_what_was_not_mended_is_told_with_the_reason() -> None:
     page = to_html(made(), record=recorded(made()))
     assert "INP101 mended" in page

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from musigma.doctor.probes import _calls
+from musigma.doctor.probes._rectifiers import rectified_argument
 from musigma.doctor.probes._summary import mean_square, merged, overall
 from musigma.graph import Edge, Node, Source, kinds
 from musigma.statistics import Moments, moments
@@ -51,6 +52,7 @@ class NodeMeasure:
             that tells examples apart; NaN where the output has no batch axis or the batch is 1.
         correlation: mean cosine between the outputs of two examples; NaN likewise.
         zeros: fraction of values that are exactly 0.
+        rectifies: name of the argument that a rectifier, however it is written, hands on; None for other ops.
         dead: (units,) of a rectifier, the units that are 0 for every example at every position; else None.
         dead_by_chance: behind a rectifier, the share of units that zero-mean weights would leave off for
             every example on the same inputs; NaN where it isn't known or no unit is off.
@@ -69,6 +71,7 @@ class NodeMeasure:
     between: float = float("nan")
     correlation: float = float("nan")
     zeros: float = float("nan")
+    rectifies: str | None = None
     dead: Tensor | None = None
     dead_by_chance: float = float("nan")
     flat: float = float("nan")
@@ -138,14 +141,36 @@ def _columns(units: Tensor) -> Tensor:
 
 
 def _bias(node: Node, args: Any, kwargs: Any) -> Tensor | None:
-    """The bias of a linear layer or convolution, which comes third in all of them."""
-    if node.op != "linear" and not node.op.startswith("conv"):
+    """The bias of a linear layer or convolution, which comes third in all of them, or of a norm."""
+    bias = kwargs.get("bias")
+    if node.op == "linear" or node.op.startswith("conv"):
+        bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
+    elif node.op not in kinds.NORMS:
         return None
-    bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
-    return None if bias is None else bias.detach().float()
+    return bias.detach().float() if isinstance(bias, Tensor) else None
 
 
-def dead_by_chance(units: Tensor, bias: Tensor | None) -> float:
+@dataclass(frozen=True)
+class Rectified:
+    """What a rectifier reads, as far as chance needs it.
+
+    Args:
+        units: (units, values) less the bias.
+        bias: (units,) of the layer itself; None where there is none, and behind a norm, which starts at 0.
+        dropped: (units, values) what a dropout has set to 0; None where there is none.
+    """
+
+    units: Tensor
+    bias: Tensor | None = None
+    dropped: Tensor | None = None
+
+    @property
+    def whole(self) -> Tensor:
+        """The units with their bias."""
+        return self.units if self.bias is None else self.units + self.bias[:, None]
+
+
+def dead_by_chance(units: Tensor, bias: Tensor | None, dropped: Tensor | None = None) -> float:
     """How often a unit with zero-mean Gaussian weights would be off on all of the same inputs.
 
     Over random weights a unit's pre-activations are Gaussian with the covariance that the layer's units show
@@ -156,6 +181,7 @@ def dead_by_chance(units: Tensor, bias: Tensor | None) -> float:
     Args:
         units: (units, values) what went into the rectifier, less the bias.
         bias: (units,), or None.
+        dropped: (units, values) where a dropout has made them 0, which counts as off; or None.
     """
     generator = torch.Generator().manual_seed(0)
     mixed = torch.randn(MIXTURES, units.shape[0], generator=generator).to(units.device) @ units
@@ -165,7 +191,10 @@ def dead_by_chance(units: Tensor, bias: Tensor | None) -> float:
         drawn = bias.abs()[torch.randint(len(bias), (MIXTURES,), generator=generator).to(bias.device)]
         sign = torch.randint(2, (MIXTURES,), generator=generator).to(bias) * 2 - 1
         mixed = mixed + (sign * drawn)[:, None]
-    return float((mixed < 0).all(1).double().mean())
+    off = mixed < 0
+    if dropped is not None:
+        off |= dropped[torch.randint(len(dropped), (MIXTURES,), generator=generator).to(dropped.device)]
+    return float(off.all(1).double().mean())
 
 
 class NodeProbe:
@@ -175,7 +204,7 @@ class NodeProbe:
         self._batch = batch
         self._measures: list[NodeMeasure] = []
         self._axes: list[int | None] = []
-        self._recent: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self._recent: dict[int, Rectified] = {}
 
     def see(self, node: Node, args: Any, kwargs: Any, output: Any) -> None:
         """Measure one call; called with the live tensors."""
@@ -190,7 +219,8 @@ class NodeProbe:
         with torch.no_grad():
             self._measure_output(measure, outputs[0].detach(), self._axes[-1])
             _measure_nonfinite(measure, outputs, (args, kwargs))
-            if node.op in kinds.RECTIFIERS:
+            measure.rectifies = rectified_argument(node, args, kwargs, [m.node for m in self._measures])
+            if measure.rectifies is not None:
                 self._compare_with_chance(measure, outputs[0].detach(), self._axes[-1])
             self._remember(node, outputs[0].detach(), self._axes[-1], args, kwargs)
 
@@ -239,17 +269,33 @@ class NodeProbe:
         if axis is None:
             return
         measure.dead = (out == 0).movedim(axis, 0).flatten(1).all(1)
-        sources = [int(s) for s in measure.node.inputs if isinstance(s, Edge)]
-        before = self._recent.get(sources[0]) if len(sources) == 1 else None
-        if before is not None and bool(measure.dead.any()):
-            measure.dead_by_chance = dead_by_chance(*before)
+        before = self._before(measure.node.arguments.get(measure.rectifies or "", ()))
+        if before is None or not bool(measure.dead.any()):
+            return
+        units = before.units
+        if measure.node.op in kinds.CENTERING_NORMS:
+            # Normalized and rectified in one call: what the norm makes of its input has no mean.
+            units = units - moments(units, 1, keepdim=True).mean.to(units)
+            before = Rectified(units)
+        measure.dead_by_chance = dead_by_chance(units, before.bias, before.dropped)
+
+    def _before(self, sources: Sequence[Source]) -> Rectified | None:
+        source = sources[0] if len(sources) == 1 else None
+        return self._recent.get(int(source)) if isinstance(source, Edge) else None
 
     def _remember(self, node: Node, out: Tensor, axis: int | None, args: Any, kwargs: Any) -> None:
         # A rectifier that works in place has overwritten what it read by the time it is seen.
         if axis is None:
             return
         units, bias = _columns(out.movedim(axis, 0).flatten(1)), _bias(node, args, kwargs)
-        self._recent[node.index] = (units, bias) if bias is None else (units - bias[:, None], bias)
+        above = self._before(node.arguments.get("input", ()))
+        if above is not None and above.units.shape == units.shape and node.op in kinds.DROPOUTS:
+            self._recent[node.index] = replace(above, dropped=(units == 0) & (above.whole != 0))
+        elif bias is None or len(bias) != len(units):
+            self._recent[node.index] = Rectified(units)
+        else:
+            fair = None if node.op in kinds.NORMS else bias
+            self._recent[node.index] = Rectified(units - bias[:, None], fair)
         while len(self._recent) > _RECENT:
             del self._recent[next(iter(self._recent))]
 

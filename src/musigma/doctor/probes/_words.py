@@ -5,9 +5,9 @@ from collections.abc import Iterable
 __all__ = ["called", "counted", "listed", "modules"]
 
 
-def called(path: str) -> str:
-    """A module's qualified name in quotes, since it may be a mere number; the model has none of its own."""
-    return f"'{path}'" if path else "the model itself"
+def called(path: str, *, root: str = "the model itself") -> str:
+    """A module's qualified name in quotes, since it may be a mere number; `root` where it has none."""
+    return f"'{path}'" if path else root
 
 
 def counted(number: int, one: str) -> str:

@@ -76,8 +76,20 @@ def _numbered(names: Iterable[str]) -> list[str]:
 
 
 def _layers(measured: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    rows = measured.get("layers", ())
-    return dict(zip(_numbered(f"{r['module'] or '(model)'} {r['op']}" for r in rows), rows, strict=True))
+    rows = _points(measured.get("layers", ()))
+    return dict(zip(_numbered(name for name, _ in rows), (row for _, row in rows), strict=True))
+
+
+def _points(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """One point for each op, and one for a whole Standardize layer: what it gives, not how it gets there."""
+    points: list[tuple[str, Mapping[str, Any]]] = []
+    for row in rows:
+        whole = row["module_type"] == "Standardize"
+        name = row["module"] if whole else f"{row['module'] or '(model)'} {row['op']}"
+        if whole and points and points[-1][0] == name:
+            points.pop()
+        points.append((name, row))
+    return points
 
 
 def _parameters(measured: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

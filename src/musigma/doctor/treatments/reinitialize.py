@@ -25,7 +25,9 @@ def apply(patient: Patient, findings: tuple[Finding, ...]) -> Applied:
     parameters = dict(patient.model.named_parameters())
     named = dict.fromkeys(w for f in findings for w in f.where if w in parameters)
     weights = [w for w in named if parameters[w].ndim >= 2 and parameters[w].requires_grad]
-    if not weights:
+    # A norm that keeps units off starts where norms start; nothing is drawn for it.
+    norms = {str(f.evidence["norm"]) for f in findings if f.evidence.get("norm") in parameters}
+    if not weights and not norms:
         raise NotApplicable("none of the places named is a trainable weight")
     rules: dict[str, Any] = {}
     said: dict[str, list[str]] = {}
@@ -36,12 +38,17 @@ def apply(patient: Patient, findings: tuple[Finding, ...]) -> Applied:
         bias = weight.removesuffix("weight") + "bias"
         if bias in parameters and parameters[bias].requires_grad:
             rules[glob.escape(bias)] = "zeros"
+    rules |= {glob.escape(n): "zeros" if n.endswith("bias") else "ones" for n in norms}
     init.apply(patient.model, rules, seed=patient.seed)
     told = "; ".join(f"{label}: {listed(names, limit=3)}" for label, names in said.items())
+    done = (
+        [f"drew {counted(len(weights), 'weight')} anew ({told}) and set their biases to 0"] if weights else []
+    )
+    done += [f"put {listed(sorted(norms), limit=3)} back to where norms start"] if norms else []
     return Applied(
         patient.model,
-        f"drew {counted(len(weights), 'weight')} anew ({told}) and set their biases to 0",
-        {"weights": weights, "seed": patient.seed},
+        "; ".join(done),
+        {"weights": weights, "norms": sorted(norms), "seed": patient.seed},
     )
 
 

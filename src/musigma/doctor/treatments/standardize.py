@@ -12,6 +12,7 @@ from musigma.doctor._finding import Finding
 from musigma.doctor._treatments import Applied, NotApplicable, Patient
 from musigma.doctor.probes._data import named_tensors
 from musigma.doctor.probes._entries import EntryMeasure
+from musigma.doctor.probes._words import counted
 from musigma.inputs import Standardizer
 
 __all__ = ["Standardized"]
@@ -68,7 +69,7 @@ def apply(patient: Patient, findings: tuple[Finding, ...]) -> Applied:
     for name in wanted:
         fitted, axes = _fit(patient, name)
         layers[name] = fitted.layer()
-        said.append(f"{name} over {fitted.n_features_in_} {axes}")
+        said.append(f"{name} over {counted(fitted.n_features_in_, axes)}")
     treated = Standardized(patient.model, layers)
     return Applied(
         treated,
@@ -96,7 +97,7 @@ def _fit(patient: Patient, name: str) -> tuple[Standardizer, str]:
         seen += len(part)
         if seen >= _EXAMPLES:
             break
-    return fitted, "channels" if isinstance(axis, int) and x.ndim > 2 else "features"
+    return fitted, "channel" if isinstance(axis, int) and x.ndim > 2 else "feature"
 
 
 def _rest(x: Tensor) -> str:
@@ -107,7 +108,8 @@ def _axis(entry: EntryMeasure, x: Tensor) -> int | tuple[int, ...]:
     if entry.shape == tuple(x.shape):
         return entry.axis
     if len(entry.shape) == 2 and entry.shape == tuple(x.flatten(1).shape):
-        return tuple(range(1, x.ndim))
+        # Divided by a std of its own, a pixel that is nearly always dark would drown the others
+        return 1 if entry.channels is not None else tuple(range(1, x.ndim))
     raise NotApplicable(
         f"the model makes {entry.shape} of {tuple(x.shape)} on the way to {entry.node.module}: standardize "
         "the data, or put the layer where the features have an axis of their own"

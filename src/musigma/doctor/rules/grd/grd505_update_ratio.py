@@ -6,9 +6,9 @@ Takes one step of the given optimizer on a copy and compares its length with tha
 ‖ΔW‖/‖W‖, for weights whose output goes into a normalization and nowhere else. There the loss doesn't
 depend on the length of W, only on its direction; the rule makes sure of it by the gradient, which is
 then orthogonal to W. It fires where the ratio exceeds 10: after such a step 99 % of the weight comes from
-this one batch. A ratio near 1 does no harm: the step lengthens the weight, and with it the next steps
-turn it less. Weights that no normalization follows are left out: heads and gates that start near zero on purpose move
-by many times their length and train well.
+this one batch. A ratio near 1 does no harm: the step lengthens the weight, and so the next steps turn it
+less. Weights that no normalization follows are left out: heads and gates that start near zero on purpose
+move by many times their length and train well.
 
 ## Why it hurts
 

@@ -2,12 +2,15 @@
 
 ## What it does
 
-Counts the units behind a rectifier that are zero for every example at every position. With zero-mean
-weights a unit's pre-activations over the batch are Gaussian, so the chance that it is off for all n
-examples is 2⁻ⁿ where these are unlike, but near one half where they look alike, as they do deep in a
-healthy net; it is measured with random mixtures of the layer's own units, and with its own biases under
-a random sign. The rule fires where the count exceeds that by four standard errors and by a tenth of the
-units, and still does after an optimizer step on a copy.
+Counts the units behind a rectifier that are zero for every example at every position, however the
+rectifier is written (`nn.ReLU6`, `h.clamp(min=0)`, `torch.maximum(h, zeros)`), and whatever norm or
+dropout stands between it and the layer with weights. With zero-mean weights a unit's pre-activations
+over the batch are Gaussian, so the chance that it is off for all n examples is 2⁻ⁿ where these are
+unlike, but near one half where they look alike, as they do deep in a healthy net; it is measured with
+random mixtures of the layer's own units, and with its own biases under a random sign; behind a norm
+with biases of 0, as norms start. The rule fires where the count exceeds that by four standard errors
+and by a tenth of the units, and still does after an optimizer step on a copy. It names the norm's bias
+or weight where that is what keeps the units off.
 
 ## Why it hurts
 
@@ -43,7 +46,8 @@ case = Case(net, torch.randn(64, 8, generator=torch.Generator().manual_seed(0)))
 
 ## Fix safety
 
-The treatment draws the weights before the rectifier anew with He's variance and sets their biases to 0.
+The treatment draws the weights before the rectifier anew with He's variance and sets their biases to 0; of
+a norm that is to blame, it sets the bias to 0 or the weight to 1 and draws nothing.
 Units that died in training can be specialised rather than dead: look at more than one batch first.
 
 ## References
@@ -52,6 +56,9 @@ Lu, Shin, Su & Karniadakis 2020, "Dying ReLU and initialization", section 3.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
 
 from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
@@ -59,11 +66,15 @@ from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._nodes import MIXTURES, NodeMeasure
 from musigma.doctor.probes._trace import Trace
 from musigma.doctor.probes._words import called
-from musigma.graph import Edge, Node, kinds
+from musigma.graph import Edge, Node, Parameter, kinds
 
 _SIGMAS = 4.0
 # A tenth of a layer is what one may lose without noticing; below it the finding would be noise to its reader.
 _SHARE = 0.1
+
+
+# What may stand between a rectifier and what makes its units: it keeps their signs, or makes them 0.
+_BETWEEN = kinds.VIEWS | kinds.DROPOUTS
 
 
 @_rules.rule("INI209", "dead-relu", severity="warning")
@@ -72,23 +83,28 @@ def check(exam: Examination) -> Iterator[Symptom]:
     if not exam.fresh or exam.batch < 2:
         return
     for measure in exam.trace.nodes:
-        layer = _layer_before(exam.trace, measure.node)
-        if measure.node.op not in kinds.RECTIFIERS or layer is None or not _exceeds(measure):
+        if measure.rectifies is None or not _exceeds(measure):
+            continue
+        norm, layer = _makers(exam.trace, measure)
+        if norm is None and layer is None:
             continue
         if _exceeds(exam.step.trace.nodes[measure.node.index]):
-            yield _symptom(measure, layer, exam.batch)
+            yield _symptom(exam, measure, _culprit(exam, measure, norm), layer or norm)
 
 
-def _layer_before(trace: Trace, node: Node) -> Node | None:
-    """The weight layer whose output a rectifier takes, with nothing but views between."""
-    above = _source(trace, node)
-    while above is not None and above.op in kinds.VIEWS:
+def _makers(trace: Trace, measure: NodeMeasure) -> tuple[Node | None, Node | None]:
+    """The norm and the weight layer whose output a rectifier takes, as far as there are such."""
+    fused = measure.node.op in kinds.NORMS
+    norm = measure.node if fused else None
+    above = _source(trace, measure.node, measure.rectifies or "input")
+    while above is not None and (above.op in _BETWEEN or (above.op in kinds.NORMS and norm is None)):
+        norm = above if above.op in kinds.NORMS else norm
         above = _source(trace, above)
-    return above if above is not None and trace.graph.weights(above) else None
+    return norm, above if above is not None and trace.graph.weights(above) else None
 
 
-def _source(trace: Trace, node: Node) -> Node | None:
-    sources = node.arguments.get("input", ())
+def _source(trace: Trace, node: Node, argument: str = "input") -> Node | None:
+    sources = node.arguments.get(argument, ())
     return trace.graph.nodes[sources[0]] if len(sources) == 1 and isinstance(sources[0], Edge) else None
 
 
@@ -102,23 +118,71 @@ def _exceeds(measure: NodeMeasure) -> bool:
     return float(measure.dead.double().mean()) > chance + max(_SIGMAS * error, _SHARE)
 
 
-def _symptom(measure: NodeMeasure, layer: Node, batch: int) -> Symptom:
+@dataclass(frozen=True)
+class _Culprit:
+    """A norm's parameter that keeps units off, and the median of its values there."""
+
+    node: Node
+    parameter: str
+    kind: str
+    value: float
+
+
+def _culprit(exam: Examination, measure: NodeMeasure, norm: Node | None) -> _Culprit | None:
+    if norm is None or measure.dead is None or not bool(measure.dead.any()):
+        return None
+    dead = measure.dead
+    bias, weight = (_per_unit(exam, norm, kind, dead.numel()) for kind in ("bias", "weight"))
+    if bias is not None and float((beta := bias[1][dead]).median()) < 0:
+        made = exam.trace.nodes[norm.index].units
+        # What the layer before adds beside the norm's own bias, on the median unit that is off.
+        rest = 0.0 if norm is measure.node or made is None else float((made.mean[dead] - beta).abs().median())
+        if rest < float(beta.abs().median()):
+            return _Culprit(norm, bias[0], "bias", float(beta.median()))
+    if weight is not None and not bool(weight[1][dead].any()):
+        return _Culprit(norm, weight[0], "weight", 0.0)
+    return None
+
+
+def _per_unit(exam: Examination, norm: Node, kind: str, units: int) -> tuple[str, Tensor] | None:
+    sources = norm.arguments.get(kind, ())
+    if len(sources) != 1 or not isinstance(sources[0], Parameter):
+        return None
+    value = exam.parameters.get(exam.graph.canonical(sources[0].name))
+    if value is None or value.numel() != units:
+        return None
+    return sources[0].name, value.detach().double().flatten().to("cpu")
+
+
+def _symptom(
+    exam: Examination, measure: NodeMeasure, culprit: _Culprit | None, maker: Node | None
+) -> Symptom:
     assert measure.dead is not None
+    assert maker is not None
     dead = measure.dead.nonzero().flatten().tolist()
     units = measure.dead.numel()
     expected = measure.dead_by_chance * units
+    made_by = maker if culprit is None else culprit.node
+    said = (
+        f"{len(dead)} of {units} units of {called(made_by.module)} are off for all {exam.batch} "
+        f"examples, where chance gives {expected:.1f}, also after an optimizer step"
+    )
+    fix = "set the biases to 0 and draw the weights with He's variance; standardize what comes in"
+    if culprit is not None:
+        said += f": its {culprit.kind} is {culprit.value:.4g} there"
+        fix = f"set {culprit.parameter} to {0 if culprit.kind == 'bias' else 1}, where it starts"
     return Symptom(
-        where=tuple(n for n in layer.parameters) or (layer.module,),
-        message=f"{len(dead)} of {units} units of {called(layer.module)} are off for all {batch} "
-        f"examples, where chance gives {expected:.1f}, also after an optimizer step.",
+        where=(culprit.parameter,) if culprit is not None else maker.parameters or (maker.module,),
+        message=f"{said}.",
         evidence={
             "dead": len(dead),
             "units": units,
             "expected": expected,
-            "examples": batch,
+            "examples": exam.batch,
             "indices": dead[:100],
             "op": measure.node.op,
+            "norm": None if culprit is None else culprit.parameter,
         },
-        fix="set the biases to 0 and draw the weights with He's variance; standardize what comes in",
+        fix=fix,
         severity="error" if len(dead) == units else None,
     )

@@ -90,7 +90,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
             "standard_error": chance.error,
             "output_second_moments": [s.layers[-1].produced for s in exam.stacks if s.head],
         },
-        fix="start the last layer small (std 0.01 or 0, biases 0)"
+        fix="draw the last layer with LeCun's variance, or start it at 0; biases at 0"
         if chance.classes
         else "standardize the targets, or set the output bias to their mean and start the last layer small",
     )

@@ -4,7 +4,8 @@
 
 Counts the features (the channels of an image) that have one value in the whole batch where they reach
 the first layer with weights. Constant means equal up to the rounding of the data type, whatever the
-scale: a feature in units of 1e-12 that varies is not constant.
+scale: a feature in units of 1e-12 that varies is not constant. A batch so small that one of its features
+would have one value by chance, if every one of them were a fair coin, shows nothing, and the rule is silent.
 
 ## Why it hurts
 
@@ -55,15 +56,19 @@ from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 
+# A fair coin gives n equal values with the probability 2^(1 − n). Of ten such batches, one may hold a feature
+# that is constant by chance.
+_CHANCE = 0.1
+
 
 @_rules.rule("INP102", "constant-feature", severity="info")
 def check(exam: Examination) -> Iterator[Symptom]:
     """One symptom per first weight layer that receives constant features."""
     for entry in exam.trace.entries:
-        # A single example shows nothing; behind a norm a constant feature is 0 and no longer the data's.
-        if entry.examples < 2 or entry.normalized:
-            continue
+        # Behind a norm a constant feature is 0 and no longer the data's.
         constant = ~entry.varies
+        if entry.normalized or len(constant) * 2.0 ** (1 - entry.examples) > _CHANCE:
+            continue
         if not constant.any():
             continue
         names = constant.nonzero().flatten().tolist()

@@ -2,8 +2,10 @@
 
 ## What it does
 
-Looks for whole numbers between 0 and 255 with some above 16, where an image (or an image flattened to a
-row) reaches the first layer with weights without having been scaled on the way.
+Looks for the range of 8-bit pixels where an image or a video reaches the first layer with weights without
+having been scaled on the way: whole numbers between 0 and 255 with some above 16 (also where the image
+comes flattened to a row), or, since resizing makes fractions and overshoots at edges, any values from −48
+to 303 with some above 128.
 
 ## Why it hurts
 
@@ -53,25 +55,36 @@ from math import isqrt
 from musigma.doctor import _rules
 from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
-from musigma.doctor.probes._entries import EntryMeasure
+from musigma.doctor.probes._words import called
 
 # The digits of scikit-learn end at 16; a batch of 8-bit images that never exceeds it would be all but black.
 _DARKEST = 16
+# Resized images are no whole numbers any more, and other data are neither: half of the range must be in use.
+_HALF = 128
+# The negative weights of torch's bicubic kernel sum to 3/16 halfway between pixels: an edge from 0 to 255
+# overshoots by as much, on either side.
+_OVERSHOOT = 255 * 3 / 16
 
 
 @_rules.rule("INP104", "integer-image-input", severity="warning")
 def check(exam: Examination) -> Iterator[Symptom]:
     """One symptom per first weight layer that receives raw 8-bit images."""
+    grids = {m.name for m in exam.data if _is_grid(m.shape)}
     for entry in exam.trace.entries:
-        if not (entry.integral and entry.low >= 0 and _DARKEST < entry.high <= 255 and is_image(entry)):
+        grid = _is_grid(entry.shape) or bool(grids.intersection(entry.inputs))
+        whole = entry.integral and entry.low >= 0 and _DARKEST < entry.high <= 255
+        resized = entry.low >= -_OVERSHOOT and _HALF < entry.high <= 255 + _OVERSHOOT
+        if not ((whole and (grid or _is_row(entry.shape))) or (resized and grid)):
             continue
+        values = "whole values" if entry.integral else "values"
         yield Symptom(
             where=entry.inputs,
-            message=f"an image with whole values from {entry.low:g} to {entry.high:g} reaches "
-            f"{entry.node.module or 'the first layer'} unscaled.",
+            message=f"an image with {values} from {entry.low:.4g} to {entry.high:.4g} reaches "
+            f"{called(entry.node.module, root='the first layer')} unscaled.",
             evidence={
                 "low": entry.low,
                 "high": entry.high,
+                "integral": entry.integral,
                 "shape": list(entry.shape),
                 "layer": entry.node.module,
             },
@@ -79,9 +92,13 @@ def check(exam: Examination) -> Iterator[Symptom]:
         )
 
 
-def is_image(entry: EntryMeasure) -> bool:
-    """Four axes with 1, 3 or 4 channels, or rows of a square's length (times 3) from 8×8 up."""
-    if len(entry.shape) == 4:
-        return entry.shape[1] in (1, 3, 4)
-    pixels = entry.shape[-1] if len(entry.shape) == 2 else 0
+def _is_grid(shape: tuple[int, ...]) -> bool:
+    """An image or a video: 1, 3 or 4 channels behind the examples, behind the frames, or last."""
+    places = {4: (1, -1), 5: (1, 2, -1)}.get(len(shape), ())
+    return any(shape[at] in (1, 3, 4) for at in places)
+
+
+def _is_row(shape: tuple[int, ...]) -> bool:
+    """Rows of a square's length (times 3) from 8×8 up."""
+    pixels = shape[-1] if len(shape) == 2 else 0
     return any(p >= 64 and isqrt(p) ** 2 == p for p in (pixels, pixels // 3 if pixels % 3 == 0 else 0))

@@ -5,8 +5,10 @@
 Looks at the running statistics of every layer that normalizes by them: in eval mode, frozen, or about to
 (intent "inference", and "finetune", which expects a trained model). It fires where every mean is exactly 0
 and every variance exactly 1, the values of a fresh layer. Statistics that have been loaded or set while
-`num_batches_tracked` stayed 0, as converters of foreign checkpoints leave them, work; only beside
-`momentum=None` they are `info`, since the next update counts from zero and overwrites them. A fresh model
+`num_batches_tracked` stayed 0 are left alone on purpose: converters of foreign checkpoints copy mean and
+variance and don't count, eval mode never reads the counter, and the values show that something has been
+put there. Whether they describe the data is NRM304's question. Only beside `momentum=None` they are `info`,
+since the next update counts from zero and overwrites them. A fresh model
 that is about to train is healthy, and so is a new layer in a model that is fine-tuned (its weight is still
 1).
 

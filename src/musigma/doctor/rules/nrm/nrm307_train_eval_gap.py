@@ -52,7 +52,8 @@ case = Case(model, x)
 
 Recalibrating makes eval mode use the statistics of the data it is given, and touches no weight. It closes
 the gap that stale statistics leave (NRM304), not the one of a dropout in front of a BatchNorm, whose
-variance is another one in each mode: there the dropout has to move behind the last BatchNorm.
+variance is another one in each mode: there the dropout has to move behind the last BatchNorm. Nor does it
+help an InstanceNorm that tracks: examples differ, so no running statistics are those of each of them.
 
 ## References
 
@@ -99,11 +100,20 @@ def check(exam: Examination) -> Iterator[Symptom]:
 def _symptom(layers: Sequence[ChannelMeasure], compared: ModesCompared, noise: float) -> Symptom:
     own = {m.path: m.gap() for m in layers}
     path = max(own, key=lambda p: own[p])
-    if own[path] > _LAG:
+    behind = path if own[path] > _LAG else _first(compared.layers, path)
+    kinds = {m.path: m.kind for m in layers}
+    if kinds.get(behind) == "instance_norm":
+        path = behind
+        why = (
+            f"{called(path)} normalizes every example by its own statistics in training and by the running "
+            f"ones in evaluation, which moves its normalized values by {own[path]:.3g}"
+        )
+        fix = "let it normalize examples by themselves in both modes: track_running_stats=False"
+    elif own[path] > _LAG:
         why = f"by itself {called(path)} moves its normalized values by {own[path]:.3g}"
         fix = "recalibrate the running statistics (musigma.surgery.recalibrate)"
     else:
-        path = _first(compared.layers, path)
+        path = behind
         why = f"it is first seen behind {called(path)}, whose own statistics fit: what comes before differs"
         fix = "move dropout and other noise behind the last layer with running statistics"
     return Symptom(

@@ -44,9 +44,10 @@ case = Case(model.bfloat16(), x, intent="train")
 
 ## Fix safety
 
-Statistics in float32 beside half-precision weights are what torch's own kernels accept, and cost a few
-bytes a channel. musigma's layers keep them so under `.half()`, `.bfloat16()` and `.to(dtype)`. What the
-half type has lost must be taken again: recalibrate.
+Statistics in float32 cost a few bytes a channel. musigma's layers keep them so under `.half()`,
+`.bfloat16()` and `.to(dtype)`. torch's BatchNorm takes them for half-precision inputs as long as its weight
+and bias are float32 too (`norm.float()`); beside half weights its kernels refuse them. What the half type
+has lost must be taken again: recalibrate.
 
 ## References
 
@@ -133,7 +134,7 @@ def _symptom(found: dict[str, dict[str, object]], harmed: bool) -> Symptom:
         where=tuple(found),
         message=said + ".",
         evidence={"layers": found},
-        fix="keep running_mean and running_var in float32 (norm.running_var = norm.running_var.float(), or "
-        "musigma.nn's layers, which do), and recalibrate",
+        fix="keep the whole layer in float32 (norm.float()), or use musigma.nn's layers, whose statistics "
+        "stay float32, and recalibrate",
         severity="error" if harmed else None,
     )

@@ -57,6 +57,7 @@ from musigma.doctor._examination import Examination
 from musigma.doctor._rules import Symptom
 from musigma.doctor.probes._nodes import NodeMeasure
 from musigma.doctor.probes._stacks import Link
+from musigma.doctor.probes._words import called
 from musigma.graph import Edge, kinds
 
 
@@ -71,7 +72,7 @@ def check(exam: Examination) -> Iterator[Symptom]:
         last = link.after[-1] if link.after else None
         if not stack.head or last is None or last.index not in returned:
             continue
-        rectifier = next((n for n in link.after if n.op in kinds.RECTIFIERS), None)
+        rectifier = next((n for n in link.after if exam.trace.nodes[n.index].rectifies), None)
         only_views = all(n is rectifier or n.op in kinds.VIEWS for n in link.after)
         if rectifier is None or not only_views:
             continue
@@ -97,7 +98,7 @@ def _symptom(measure: NodeMeasure, link: Link, reason: str) -> Symptom:
     node = measure.node
     dead = 0 if measure.dead is None else int(measure.dead.sum())
     units = link.layer.units
-    layer = link.layer.node.module or "the last weight layer"
+    layer = called(link.layer.node.module, root="the last weight layer")
     return Symptom(
         where=(node.module,),
         message=f"{node.op} follows {layer} and makes the output: {measure.zeros:.0%} of it is zero, {dead} "
