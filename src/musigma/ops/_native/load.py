@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import sysconfig
 from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
@@ -48,7 +48,7 @@ def load() -> Native:
             broken=True,
         )
     # A file that was copied in part ends the process where the linker reads beyond it.
-    path = RECORD.parent / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    path = RECORD.parent / f"_C{EXTENSION_SUFFIXES[0]}"
     if path.exists() and path.stat().st_size != size:
         return Native(None, f"{path.name} is not the file that was built; {REBUILD}", broken=True)
     try:
