@@ -63,12 +63,15 @@ clean:
 	rm -rf .venv site build dist src/*.egg-info
 
 # torch first and alone, so that PIP_ARGS can point it at the build this machine needs.
-$(STAMP): pyproject.toml constraints.txt
+KERNELS := $(wildcard src/musigma/ops/*/*.cpp src/musigma/ops/*/*.h)
+
+$(STAMP): pyproject.toml constraints.txt setup.py $(KERNELS)
 	@test -n "$(PYTHON)" || { echo "musigma needs Python 3.11 or newer; none found (set PYTHON=/path/to/python)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "musigma needs Python 3.11 or newer; $(PYTHON) is older (set PYTHON=/path/to/python)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "building .venv (the first time this downloads torch)"
-	$(BIN)/python -m pip install -c constraints.txt $(PIP_ARGS) torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) -e ".[dev,docs]"
+	$(BIN)/python -m pip install -c constraints.txt $(PIP_ARGS) torch "setuptools>=77"
+	@# Without isolation: the kernels are built against the torch that will run them. No compiler fails nothing.
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt $(PIP_ARGS) -e ".[dev,docs]"
 	@touch $@

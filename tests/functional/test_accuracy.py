@@ -1,7 +1,7 @@
 """Large means, huge and tiny scales, constant and half-precision rows: against float64 on the same input.
 
-Each test runs on what users get (``user``: torch's kernels, until ours are built) and on the reference of
-our ops. Where torch's kernel is the one at fault, the user's half is a strict expected failure.
+Each test runs on what users get (``auto``: our kernels, or torch's where ours are not built) and on the
+reference of our ops. Where torch's kernel is at fault and runs, the user's half is a strict expected failure.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import musigma as ms
+from native import NEEDS_NATIVE
 
 f = ms.functional
-NATIVE = pytest.mark.xfail(strict=True, raises=AssertionError, reason="needs the native kernel")
 BOTH = ("auto", "reference")
-ONLY_OURS = (pytest.param("auto", marks=NATIVE), "reference")
+ONLY_OURS = (pytest.param("auto", marks=NEEDS_NATIVE), "reference")
 EPS32 = torch.finfo(torch.float32).eps
 
 Norm = Callable[[Tensor], Tensor]
@@ -68,9 +68,9 @@ def test_large_mean_small_variance(path: Any, name: str, layout: str, mean: floa
     x = images(1.0, mean, layout)
     with ms.ops.use_kernels(path):
         y = ours(x)
-    # 1: computed in float64 and rounded once. float64's own error at mean/std 1e6 is far below that, except
-    # for torch's channels_last GroupNorm, which is off in float64 too.
-    assert_within_ulps(y, theirs(x.double().contiguous()), 1)
+    # 1: computed in float64 and rounded once; 4: what the kernels promise. float64's own error at 1e6 is
+    # far below that, except for torch's channels_last GroupNorm, which is off in float64 too.
+    assert_within_ulps(y, theirs(x.double().contiguous()), 1 if path == "reference" else 4)
 
 
 @pytest.mark.parametrize("path", BOTH)
@@ -95,9 +95,9 @@ def test_rows_of_mean_2000_with_the_mean_kept_exactly(path: Any) -> None:
     ("path", "mean", "first"),
     [
         ("auto", 0.0, -1.3416),
-        pytest.param("auto", 1e2, -1.3415, marks=NATIVE),
-        pytest.param("auto", 1e3, -1.3415, marks=NATIVE),
-        pytest.param("auto", 1e4, -1.3313, marks=NATIVE),
+        pytest.param("auto", 1e2, -1.3415, marks=NEEDS_NATIVE),
+        pytest.param("auto", 1e3, -1.3415, marks=NEEDS_NATIVE),
+        pytest.param("auto", 1e4, -1.3313, marks=NEEDS_NATIVE),
         ("reference", 0.0, -1.3416),
         ("reference", 1e2, -1.3415),
         ("reference", 1e3, -1.3415),
@@ -132,7 +132,7 @@ def test_constant_channels_normalize_to_exactly_the_bias(path: Any, size: int, l
     [
         ("auto", "layer"),
         ("auto", "group"),
-        pytest.param("auto", "instance", marks=NATIVE),
+        pytest.param("auto", "instance", marks=NEEDS_NATIVE),
         ("reference", "layer"),
         ("reference", "group"),
         ("reference", "instance"),
@@ -335,8 +335,7 @@ def test_derivatives_of_every_order(path: Any, name: str, order: int, request: p
     torch 2.14 refuses BatchNorm's, and with it InstanceNorm's, instead.
     """
     if path == "auto" and order >= 3 and name in ("batch", "layer", "instance"):
-        wrong = (AssertionError, RuntimeError)
-        request.applymarker(pytest.mark.xfail(strict=True, raises=wrong, reason="needs the native kernel"))
+        request.applymarker(NEEDS_NATIVE)
     x, v, w = (torch.randn(4, 3, dtype=torch.float64) for _ in range(3))
 
     def derivative(norm: Norm) -> Tensor:

@@ -87,7 +87,10 @@ def test_samples_give_torchs_outputs_gradients_and_state(
         torch.autograd.grad(y, [i, *m.parameters()], upstream)
         for m, i, y in zip((theirs, ours), inputs, outputs, strict=True)
     ]
-    assert_close(gradients[1], gradients[0])
+    # A weight's gradient sums as many terms as there are rows, in torch's order or in ours.
+    rows = max(1, x.shape[0]) ** 0.5
+    rtol, atol = (1e-5, 1e-5) if dtype is torch.float32 else (1e-7, 1e-7)
+    assert_close(gradients[1], gradients[0], rtol=rtol, atol=atol * rows)
 
     # State both ways. torch counts an empty batch and we do not: there is nothing in it to take in.
     state, expected = ours.state_dict(), theirs.state_dict()

@@ -15,6 +15,7 @@ from musigma.functional._parameters import affine_for, cast, compute_dtype
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._variances import check_variances
 from musigma.ops import affine, selected
+from musigma.ops import batch_norm as batch_norm_op
 from musigma.statistics import moments
 
 _NOTHING_TO_EVALUATE_BY = (
@@ -182,7 +183,10 @@ def _by_batch_statistics(
     count = x.numel() // x.shape[1] if x.numel() else 0
     if count == 1:
         raise ValueError(_too_few(x, "batch_norm cannot normalize a single one"))
-    if count and (selected("affine", x) or transforms_active()):
+    if count and not transforms_active() and selected("batch_norm", x):
+        y, mean, m2 = batch_norm_op(x, weight, bias, eps)
+        return y, (m2.new_full((), count), mean, m2)
+    if count and transforms_active():
         own = moments(x, _all_but_channels(x))
         return affine(x, own.mean, own.var(), weight, bias, eps), (own.count, own.mean, own.m2)
     track = track and count > 0

@@ -1,9 +1,10 @@
-"""Arithmetic on tensors: four ops that compute, one that updates, each with a readable reference."""
+"""Arithmetic on tensors: five ops that compute, one that updates, each with a readable reference."""
 
 from musigma.ops._affine.op import affine
+from musigma.ops._batch_norm.op import batch_norm
 from musigma.ops._define import OPS, ErrorSample, Op, Sample, transforms_active
 from musigma.ops._group_norm.op import group_norm
-from musigma.ops._kernels import Kernel, kernels, selected, use_kernels
+from musigma.ops._kernels import Kernel, Mode, kernels, selected, use_kernels
 from musigma.ops._moments.op import moments
 from musigma.ops._numerics import memory_format
 from musigma.ops._row_norm.op import row_norm
@@ -13,9 +14,11 @@ __all__ = [
     "OPS",
     "ErrorSample",
     "Kernel",
+    "Mode",
     "Op",
     "Sample",
     "affine",
+    "batch_norm",
     "group_norm",
     "kernels",
     "memory_format",

@@ -12,7 +12,11 @@ dispatch key                what runs
 ``CompositeExplicit…``      the reference, until a kernel overrides it for its device
 ``FuncTorchBatched``        the reference (``vmap``)
 fake                        shapes, dtypes and strides (``torch.compile``, ``torch.export``, meta)
+``CPU``, ``AutogradCPU``    the native kernel, where it is built (`musigma.ops.kernels`)
 ==========================  ==================================================================
+
+``<name>_reference`` and ``<name>_backward_reference`` are the references as ops of their own: what a native
+kernel calls for arguments it does not take, for forward-mode tangents, and for derivatives of its backward.
 
 The backward op follows the same table with the hand-derived backward as its reference. That backward is
 itself written in differentiable PyTorch and recomputes what it needs from the inputs, so second and higher
@@ -90,7 +94,10 @@ class Op:
     tolerance: float = 4.0
 
     def __call__(self, *args: Any) -> Any:
-        return self.overload(*args)
+        entry = ENTRIES.get(self.name)
+        if entry is None or torch.compiler.is_compiling():
+            return self.overload(*args)
+        return entry(*args)
 
     @property
     def overload(self) -> Any:
@@ -105,6 +112,9 @@ class Op:
 
 OPS: dict[str, Op] = {}
 """Every differentiable op, by name; the generic tests walk this."""
+
+ENTRIES: dict[str, Callable[..., Any]] = {}
+"""A faster way into the same dispatcher op, where the native kernels bring one."""
 
 
 def transforms_active() -> bool:
@@ -130,6 +140,12 @@ def define(op: Op) -> Op:
     backward = f"{op.name}_backward"
     LIBRARY.define(f"{op.name}{op.schema}")
     LIBRARY.define(f"{backward}{op.backward_schema}")
+    for name, schema, run in (
+        (op.name, op.schema, _checked(op)),
+        (backward, op.backward_schema, op.backward),
+    ):
+        LIBRARY.define(f"{name}_reference{schema}")
+        LIBRARY.impl(f"{name}_reference", run, "CompositeImplicitAutograd")
     LIBRARY.impl(op.name, _checked(op), "CompositeExplicitAutograd")
     LIBRARY.impl(backward, op.backward, "CompositeExplicitAutograd")
     LIBRARY.impl(op.name, _checked(op), "FuncTorchBatched")

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
-from musigma.ops._define import OPS
+from musigma._errors import MusigmaWarning
+from musigma.ops._affine.op import affine
+from musigma.ops._batch_norm.op import batch_norm
+from musigma.ops._define import ENTRIES, OPS
+from musigma.ops._group_norm.op import group_norm
+from musigma.ops._moments.op import moments
+from musigma.ops._native.load import Native, load
+from musigma.ops._row_norm.op import row_norm
+from musigma.ops._running.op import running_update_
 
 Mode = Literal["auto", "off", "reference"]
 VARIABLE = "MUSIGMA_KERNELS"
@@ -33,6 +43,20 @@ def _from_environment() -> Mode:
 
 
 _mode: Mode = _from_environment()  # a plain global: torch.compile guards on it, where a ContextVar breaks
+# Defined before the extension is loaded, which is then held to these schemas, and not they to its own.
+_DEFINED = (affine, batch_norm, group_norm, moments, row_norm, running_update_)
+_native: Native = load()
+_tell: bool = _native.broken  # whether the first call has to say that it does not get what was installed
+_WRITTEN = frozenset({"affine", "batch_norm", "group_norm", "moments", "row_norm"})
+_NATIVE = _WRITTEN if _native.module is not None else frozenset[str]()
+_DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+for _name in _NATIVE:
+    if hasattr(_native.module, _name):
+        ENTRIES[_name] = getattr(_native.module, _name)
+if _native.module is not None:
+    _native.module.enable(_mode == "auto")
 
 
 @contextlib.contextmanager
@@ -60,17 +84,49 @@ def use_kernels(mode: Mode) -> Iterator[None]:
     """
     if mode not in get_args(Mode):
         raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}; got {mode!r}")
-    global _mode
-    before, _mode = _mode, mode
+    before = _mode
+    _set(mode)
     try:
         yield
     finally:
-        _mode = before
+        _set(before)
+
+
+def _set(mode: Mode) -> None:
+    global _mode
+    _mode = mode
+    if _native.module is not None:
+        _native.module.enable(mode == "auto")
 
 
 def selected(op: str, x: Tensor) -> bool:
-    """Whether a call of `op` on `x` goes to the op; if not, torch.nn.functional's own kernel serves it."""
-    return _mode == "reference"
+    """Whether a call of `op` on `x` goes to the op; if not, torch.nn.functional's own kernel serves it.
+
+    It does in reference mode, and where a native kernel takes `x`: a plain, dense CPU tensor of a floating
+    dtype. An exported program has to run without musigma, so none of its ops may enter one.
+    """
+    if _mode != "auto":
+        return _mode == "reference"
+    if _tell and x.device.type == "cpu":
+        _tell_once()
+    return (
+        op in _NATIVE
+        and x.device.type == "cpu"
+        and x.dtype in _DTYPES
+        and type(x) in _PLAIN
+        and x.layout is torch.strided
+        and not torch.compiler.is_exporting()
+    )
+
+
+def _tell_once() -> None:
+    global _tell
+    if torch.compiler.is_compiling():
+        return
+    _tell = False
+    warnings.warn(
+        f"torch's own kernels run instead of musigma's: {_native.reason}", MusigmaWarning, stacklevel=4
+    )
 
 
 def kernels() -> list[Kernel]:
@@ -79,13 +135,17 @@ def kernels() -> list[Kernel]:
     Example:
         >>> import musigma as ms
         >>> [k.op for k in ms.ops.kernels()]
-        ['affine', 'group_norm', 'moments', 'row_norm']
+        ['affine', 'batch_norm', 'group_norm', 'moments', 'row_norm']
     """
     if _mode == "reference":
         return [Kernel(name, "reference", f"{VARIABLE} asks for it") for name in sorted(OPS)]
     # `moments` and `affine` have no counterpart in torch: whoever calls them gets the reference.
     without_peer = {"moments", "affine"}
+    off = "switched off" if _mode == "off" else None
+    missing = "no native kernel is written" if _native.module is not None else _native.reason
     return [
-        Kernel(name, "reference" if name in without_peer else "torch", "no native kernel is built")
+        Kernel(name, "native", f"{_native.reason}; on CPU tensors")
+        if name in _NATIVE and not off
+        else Kernel(name, "reference" if name in without_peer else "torch", off or missing)
         for name in sorted(OPS)
     ]

@@ -11,10 +11,12 @@ from musigma.ops._define import LIBRARY, NAMESPACE
 
 NAME = "running_update_"
 
-LIBRARY.define(
-    f"{NAME}(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!)? num_batches_tracked,"
+SCHEMA = (
+    "(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!)? num_batches_tracked,"
     " Tensor count, Tensor mean, Tensor m2, float? momentum) -> ()"
 )
+LIBRARY.define(f"{NAME}{SCHEMA}")
+LIBRARY.define(f"running_update_reference_{SCHEMA}")  # what the native kernel calls for what it does not take
 
 
 def check(running_mean: Tensor, running_var: Tensor, mean: Tensor, m2: Tensor) -> None:
@@ -150,6 +152,7 @@ def _below_autograd(keyset: torch.DispatchKeySet, *args: object) -> None:
 
 
 LIBRARY.impl(NAME, reference, "CompositeExplicitAutograd")
+LIBRARY.impl("running_update_reference_", reference, "CompositeImplicitAutograd")
 LIBRARY.impl(NAME, _batched, "FuncTorchBatched")
 LIBRARY.impl(NAME, _below_autograd, "Autograd", with_keyset=True)
 torch.library.register_fake(f"{NAMESPACE}::{NAME}", lambda *args: None, lib=LIBRARY)

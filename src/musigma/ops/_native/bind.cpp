@@ -1,0 +1,196 @@
+// The only source that knows torch: the ops' CPU and autograd kernels, and their entry from Python.
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "../_affine/bind.h"
+#include "../_batch_norm/bind.h"
+#include "../_group_norm/bind.h"
+#include "../_moments/bind.h"
+#include "../_row_norm/bind.h"
+#include "../_running/bind.h"
+
+#define MUSIGMA_OPS(each) each(row_norm) each(group_norm) each(batch_norm) each(moments) each(affine)
+
+namespace {
+
+// Not by TORCH_LIBRARY_IMPL: what that raises, about a schema that has changed since the build, ends the process.
+void add_kernels() {
+  const auto library = [](c10::DispatchKey key) {
+    return std::make_unique<torch::Library>(torch::Library::IMPL, "musigma", key, __FILE__, __LINE__);
+  };
+  auto cpu = library(c10::DispatchKey::CPU), autograd = library(c10::DispatchKey::AutogradCPU);
+#define MUSIGMA_ADD(name)                                    \
+  cpu->impl(#name, musigma::name::forward);                  \
+  cpu->impl(#name "_backward", musigma::name::backward);     \
+  autograd->impl(#name, musigma::name::forward_autograd);    \
+  autograd->impl(#name "_backward", musigma::name::backward_autograd);
+  MUSIGMA_OPS(MUSIGMA_ADD)
+  cpu->impl("running_update_", musigma::running::update);
+  autograd->impl("running_update_", torch::CppFunction::makeFallthrough());
+  // All or none; and as long as the process lives.
+  cpu.release(), autograd.release();
+}
+
+using musigma::MaybeTensor;
+using at::Tensor;
+
+// The entries take what the ops take, in the same order, and skip the dispatcher's schema parser, which costs more than
+// a small tensor's arithmetic. A call that is not plain (a tensor subclass, a mode that listens) goes to the op itself.
+struct Arguments {
+  PyObject* const* values;
+  Py_ssize_t count;
+  bool plain = true;
+
+  Arguments(PyObject* const* values, Py_ssize_t count, Py_ssize_t expected) : values(values), count(count) {
+    plain = count == expected && !at::impl::torch_function_mode_enabled();
+  }
+  Tensor tensor(int i) {
+    if (!plain || !THPVariable_CheckExact(values[i])) return plain = false, Tensor();
+    return THPVariable_Unpack(values[i]);
+  }
+  MaybeTensor maybe(int i) {
+    if (!plain || values[i] == Py_None) return std::nullopt;
+    return tensor(i);
+  }
+  int64_t integer(int i) {
+    if (!plain || !PyLong_Check(values[i])) return plain = false, 0;
+    return checked<int64_t>(PyLong_AsLongLong(values[i]));
+  }
+  double number(int i) {
+    if (!plain || !(PyFloat_Check(values[i]) || PyLong_Check(values[i]))) return plain = false, 0;
+    return checked(PyFloat_AsDouble(values[i]));
+  }
+  bool flag(int i) {
+    if (!plain || !PyBool_Check(values[i])) return plain = false, false;
+    return values[i] == Py_True;
+  }
+
+ private:
+  // What C++ can't hold is the dispatcher's to refuse.
+  template <class T>
+  T checked(T value) {
+    if (value == T(-1) && PyErr_Occurred()) PyErr_Clear(), plain = false;
+    return value;
+  }
+};
+
+PyObject* through_op(const char* name, PyObject* const* values, Py_ssize_t count) {
+  py::object op = py::module_::import("torch").attr("ops").attr("musigma").attr(name).attr("default");
+  return PyObject_Vectorcall(op.ptr(), values, count, nullptr);
+}
+
+template <class... T>
+PyObject* wrap(std::tuple<T...>&& results) {
+  PyObject* tuple = PyTuple_New(sizeof...(T));
+  if (!tuple) throw python_error();
+  Py_ssize_t i = 0;
+  std::apply([&](auto&&... t) { (PyTuple_SET_ITEM(tuple, i++, THPVariable_Wrap(std::move(t))), ...); }, std::move(results));
+  return tuple;
+}
+
+PyObject* row_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 6);
+  const Tensor x = a.tensor(0);
+  const int64_t n_dims = a.integer(1);
+  const MaybeTensor weight = a.maybe(2), bias = a.maybe(3);
+  const double eps = a.number(4);
+  const bool center = a.flag(5);
+  if (!a.plain) return through_op("row_norm", values, count);
+  musigma::row_norm::Result results;
+  {
+    py::gil_scoped_release release;
+    results = musigma::row_norm::forward_op().call(x, n_dims, weight, bias, eps, center);
+  }
+  return wrap(std::move(results));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* group_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 5);
+  const Tensor x = a.tensor(0);
+  const int64_t groups = a.integer(1);
+  const MaybeTensor weight = a.maybe(2), bias = a.maybe(3);
+  const double eps = a.number(4);
+  if (!a.plain) return through_op("group_norm", values, count);
+  musigma::group_norm::Result results;
+  {
+    py::gil_scoped_release release;
+    results = musigma::group_norm::forward_op().call(x, groups, weight, bias, eps);
+  }
+  return wrap(std::move(results));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* batch_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 4);
+  const Tensor x = a.tensor(0);
+  const MaybeTensor weight = a.maybe(1), bias = a.maybe(2);
+  const double eps = a.number(3);
+  if (!a.plain) return through_op("batch_norm", values, count);
+  musigma::batch_norm::Result results;
+  {
+    py::gil_scoped_release release;
+    results = musigma::batch_norm::forward_op().call(x, weight, bias, eps);
+  }
+  return wrap(std::move(results));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* affine(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 6);
+  const Tensor x = a.tensor(0), mean = a.tensor(1), var = a.tensor(2);
+  const MaybeTensor weight = a.maybe(3), bias = a.maybe(4);
+  const double eps = a.number(5);
+  if (!a.plain) return through_op("affine", values, count);
+  Tensor y;
+  {
+    py::gil_scoped_release release;
+    y = musigma::affine::forward_op().call(x, mean, var, weight, bias, eps);
+  }
+  return THPVariable_Wrap(std::move(y));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* enable(PyObject*, PyObject* on) {
+  HANDLE_TH_ERRORS
+  musigma::enabled = on == Py_True;
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* level(PyObject*, PyObject*) { return PyUnicode_FromString(musigma::kernels().level); }
+
+template <class F>
+PyCFunction fast(F f) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(f));
+}
+
+PyMethodDef methods[] = {
+    {"row_norm", fast(row_norm), METH_FASTCALL, "(x, n_dims, weight, bias, eps, center) -> (y, mean, rstd)"},
+    {"group_norm", fast(group_norm), METH_FASTCALL, "(x, groups, weight, bias, eps) -> (y, mean, m2)"},
+    {"batch_norm", fast(batch_norm), METH_FASTCALL, "(x, weight, bias, eps) -> (y, mean, m2)"},
+    {"affine", fast(affine), METH_FASTCALL, "(x, mean, var, weight, bias, eps) -> y"},
+    {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
+    {"level", level, METH_NOARGS, "() -> str: the CPU level that was chosen"},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__C() {
+  try {
+    add_kernels();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_ImportError, error.what());
+    return nullptr;
+  }
+  return PyModule_Create(&definition);
+}

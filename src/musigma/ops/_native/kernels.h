@@ -1,0 +1,169 @@
+// What the binding and the kernels agree on: raw pointers, no torch. One table of functions for each CPU level.
+#pragma once
+
+#include <stdint.h>
+
+#include "dtype.h"
+
+namespace musigma {
+
+// Rows of `width` values; row r of x starts at x + r * x_stride. Parameters are in the compute type: double for
+// float64 input, float for every other. The statistics are double.
+struct RowNorm {
+  DType type;
+  int64_t width;
+  const void* x;
+  int64_t x_stride;
+  const void* weight;  // or null
+  const void* bias;    // or null
+  void* y;             // contiguous
+  double* mean;
+  double* rstd;
+  double eps;
+  bool center;
+};
+
+struct RowNormBackward {
+  DType type;
+  int64_t rows, width;
+  const void* dy;
+  int64_t dy_stride;
+  const void* x;
+  int64_t x_stride;
+  const void* weight;  // or null
+  const double* mean;
+  const double* rstd;
+  void* dx;  // contiguous, or null
+  bool center;
+  // Sums over rows, for dweight and dbias; null if neither is wanted. See sums.h.
+  int64_t block_rows;
+  double* sums;
+};
+
+// Column sums of `blocks` blocks, added in order: out[j] = sum over b of the column's parts.
+struct FoldSums {
+  int64_t blocks, width;
+  const double* sums;
+  int64_t which;  // 0: the first of the two sums, 1: the second
+  DType out_type;
+  void* out;
+  bool low;         // whether the sums have low parts, as those of doubles do
+};
+
+// A dense tensor seen as (outer, channels, inner): batches of images with inner = the positions, or, with inner = 1,
+// channels last. Whatever has one value a channel is an array over `channels`.
+struct Channels {
+  DType type;
+  int64_t outer, channels, inner;
+};
+
+// Statistics and sums over a channel are taken in parts, whose size depends on the shape alone, and joined in order.
+struct Parts {
+  int64_t outer, chunks;  // parts along outer and along inner
+  int64_t rows, values;   // of a full part along each
+  int64_t count() const { return outer * chunks; }
+};
+
+// How a channel is centered and scaled: ((x - first) - second) * scale + shift. The arrays hold floats, or doubles if
+// `wide` (float64 input, or a spread that float32 can't square).
+struct Coefficients {
+  bool wide;
+  const void *first, *second, *scale, *shift;
+};
+
+struct ChannelMoments {
+  Channels layout;
+  Parts parts;
+  bool wide;  // sum in double whatever the type: results good to float64's own last digits
+  const void* x;
+  // Where given (float64), the means are taken from here: at mean/std 1e6 one double can't hold them.
+  const double* pivot;  // (channels), or null
+  double *mean, *m2;    // (parts, channels)
+};
+
+// Merges the parts of channels [begin, end), in order (Chan, Golub & LeVeque 1983).
+struct JoinMoments {
+  Channels layout;
+  Parts parts;
+  const double *part_mean, *part_m2;
+  double *mean, *m2;  // (channels)
+};
+
+struct JoinSums {
+  int64_t parts, width;
+  const double* sums;  // (parts, width)
+  double* out;         // (width)
+};
+
+struct ChannelSums {
+  Channels layout;
+  Parts parts;
+  const void *dy, *x;  // x may be null: the second sum is then 0
+  Coefficients at;     // first, second, scale
+  double* sums;        // (parts, 2, channels): of dy, and of dy times x centered and scaled
+};
+
+struct ChannelAffine {
+  Channels layout;
+  const void* x;
+  void* y;
+  Coefficients at;
+};
+
+// dx = dy * scale + ((x - first) - second) * slope + shift
+struct ChannelGradient {
+  Channels layout;
+  const void *dy, *x;
+  void* dx;
+  Coefficients at;
+  const void* slope;
+};
+
+struct Kernels {
+  const char* level;
+  void (*row_norm)(const RowNorm&, int64_t begin, int64_t end);                    // rows
+  void (*row_norm_backward)(const RowNormBackward&, int64_t begin, int64_t end);  // blocks of rows
+  void (*fold_sums)(const FoldSums&, int64_t begin, int64_t end);                  // columns
+  void (*channel_moments)(const ChannelMoments&, int64_t begin, int64_t end);      // units, see channels.h
+  void (*join_moments)(const JoinMoments&, int64_t begin, int64_t end);            // channels
+  void (*join_sums)(const JoinSums&, int64_t begin, int64_t end);                  // columns
+  void (*channel_sums)(const ChannelSums&, int64_t begin, int64_t end);            // units
+  void (*channel_affine)(const ChannelAffine&, int64_t begin, int64_t end);        // rows of inner, or of channels
+  void (*channel_gradient)(const ChannelGradient&, int64_t begin, int64_t end);    // the same
+};
+
+// The best this CPU can run.
+const Kernels& kernels();
+
+constexpr int64_t kPartRows = 64;      // at most so many rows in a part along outer, twice as many of single values
+constexpr int64_t kPartValues = 8192;  // and so many values along inner, which stay in the first cache
+
+static inline Parts parts_of(const Channels& layout) {
+  Parts p;
+  p.values = layout.inner < kPartValues ? layout.inner : kPartValues;
+  p.chunks = (layout.inner + p.values - 1) / p.values;
+  // Short rows share a part, or the end of a sum would cost more than the sum.
+  p.rows = 2048 / layout.inner;
+  p.rows = p.rows < 1 ? 1 : p.rows > kPartRows ? kPartRows : p.rows;
+  if (layout.inner == 1) p.rows = 2 * kPartRows;
+  p.outer = (layout.outer + p.rows - 1) / p.rows;
+  return p;
+}
+
+// Values of a channel in a part.
+static inline int64_t part_count(const Channels& layout, const Parts& p, int64_t part) {
+  const int64_t row = part / p.chunks * p.rows, value = part % p.chunks * p.values;
+  const int64_t rows = layout.outer - row < p.rows ? layout.outer - row : p.rows;
+  const int64_t values = layout.inner - value < p.values ? layout.inner - value : p.values;
+  return rows * values;
+}
+
+// Units of work over the parts: with inner = 1 a part with all its channels, else a part of one channel.
+static inline int64_t units(const Channels& layout, const Parts& parts) {
+  return parts.count() * (layout.inner == 1 ? 1 : layout.channels);
+}
+
+// Doubles that one block of column sums takes.
+constexpr int64_t kSumsPerColumn = 6;
+
+}  // namespace musigma

@@ -1,0 +1,407 @@
+// Vectors of the compiler's own (GCC and Clang extensions), and how each storage type gets in and out of them.
+//
+// Everything that decides bits is spelled out: the order of a sum, where a product is fused into an addition, and
+// that the last, partial vector of a row goes through the same arithmetic as the others. So a row has one result,
+// whatever its position, its alignment, or the number of threads.
+#pragma once
+
+#include <stdint.h>
+
+#include "dtype.h"
+#include "level.h"
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace MUSIGMA_NAMESPACE {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kBytes = 64;
+#elif defined(__AVX__)
+constexpr int kBytes = 32;
+#else
+constexpr int kBytes = 16;
+#endif
+
+template <class T, int N>
+struct Vector {
+  typedef T type __attribute__((vector_size(sizeof(T) * N)));
+};
+template <class T, int N>
+using VectorOf = typename Vector<T, N>::type;
+
+// The number of values of the compute type A (float or double) that are handled at a time.
+template <class A>
+constexpr int kLanes = kBytes / sizeof(A);
+template <class A>
+using Lanes = VectorOf<A, kLanes<A>>;
+
+template <class A>
+struct IntegerOf;
+template <>
+struct IntegerOf<float> {
+  typedef int32_t type;
+};
+template <>
+struct IntegerOf<double> {
+  typedef int64_t type;
+};
+template <class A>
+using Integers = VectorOf<typename IntegerOf<A>::type, kLanes<A>>;
+
+template <class V, class T>
+inline V read(const T* p) {
+  V v;
+  __builtin_memcpy(&v, p, sizeof(V));
+  return v;
+}
+
+template <class V, class T>
+inline void write(T* p, V v) {
+  __builtin_memcpy(p, &v, sizeof(V));
+}
+
+template <class To, class From>
+inline To bits(From v) {
+  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+  To to;
+  __builtin_memcpy(&to, &v, sizeof(To));
+  return to;
+}
+
+template <class A>
+inline Lanes<A> splat(A a) {
+  return Lanes<A>{} + a;
+}
+
+// a * b + c, rounded once where the level has such an instruction. (-ffp-contract=off forbids it everywhere else.)
+template <class A>
+inline Lanes<A> madd(Lanes<A> a, Lanes<A> b, Lanes<A> c) {
+#if defined(__FMA__) || defined(__aarch64__)
+  Lanes<A> r;
+  for (int i = 0; i < kLanes<A>; i++) {
+    if constexpr (sizeof(A) == 4)
+      r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    else
+      r[i] = __builtin_fma(a[i], b[i], c[i]);
+  }
+  return r;
+#else
+  return a * b + c;
+#endif
+}
+
+#if defined(__AVX512F__)
+template <>
+inline Lanes<float> madd<float>(Lanes<float> a, Lanes<float> b, Lanes<float> c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+template <>
+inline Lanes<double> madd<double>(Lanes<double> a, Lanes<double> b, Lanes<double> c) {
+  return _mm512_fmadd_pd(a, b, c);
+}
+#elif defined(__FMA__)
+template <>
+inline Lanes<float> madd<float>(Lanes<float> a, Lanes<float> b, Lanes<float> c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+template <>
+inline Lanes<double> madd<double>(Lanes<double> a, Lanes<double> b, Lanes<double> c) {
+  return _mm256_fmadd_pd(a, b, c);
+}
+#endif
+
+// The sum of the lanes, as a tree of halves.
+template <class T, int N>
+inline T tree(VectorOf<T, N> v) {
+  if constexpr (N == 2) {
+    return v[0] + v[1];
+  } else {
+    typedef VectorOf<T, N / 2> Half;
+    struct {
+      Half low, high;
+    } h;
+    __builtin_memcpy(&h, &v, sizeof(v));
+    return tree<T, N / 2>(h.low + h.high);
+  }
+}
+template <class A>
+inline A sum(Lanes<A> v) {
+  return tree<A, kLanes<A>>(v);
+}
+
+#if defined(__AVX512F__)
+// The same tree, in registers: GCC takes the halves by way of memory.
+template <>
+inline float sum<float>(Lanes<float> v) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
+}
+#endif
+
+// How many lanes of a vector are real: all of them, or the first `n`.
+struct All {};
+struct First {
+  int64_t n;
+};
+
+template <class A>
+inline Lanes<A> keep(Lanes<A> v, All) {
+  return v;
+}
+template <class A>
+inline Lanes<A> keep(Lanes<A> v, First part) {
+  Integers<A> lane;
+  for (int i = 0; i < kLanes<A>; i++) lane[i] = i;
+  Integers<A> limit = Integers<A>{} + (typename IntegerOf<A>::type)part.n;
+  return lane < limit ? v : Lanes<A>{};
+}
+
+// ---- storage to lanes ----------------------------------------------------------------------------------------
+
+template <int N>
+inline VectorOf<float, N> from_bfloat16(VectorOf<uint16_t, N> v) {
+  // GCC 12 widens in halves what one instruction does.
+#if defined(__AVX512F__)
+  if constexpr (N == 16) return bits<VectorOf<float, N>>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits<__m256i>(v)), 16));
+#elif defined(__AVX2__)
+  if constexpr (N == 8) return bits<VectorOf<float, N>>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits<__m128i>(v)), 16));
+#endif
+  return bits<VectorOf<float, N>>(__builtin_convertvector(v, VectorOf<uint32_t, N>) << 16);
+}
+
+template <int N>
+inline VectorOf<uint16_t, N> to_bfloat16(VectorOf<float, N> v) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) {
+    const __m512i u = bits<__m512i>(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m512i result = _mm512_mask_or_epi32(rounded, nan, u, _mm512_set1_epi32(0x400000));
+    return bits<VectorOf<uint16_t, N>>(_mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
+  }
+#endif
+  typedef VectorOf<uint32_t, N> U;
+  U u = bits<U>(v);
+  U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;  // to nearest, ties to even
+  U quiet = (u >> 16) | 0x40u;                          // a NaN stays one
+  const U result = (u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
+  return __builtin_convertvector(result, VectorOf<uint16_t, N>);
+}
+
+template <int N>
+inline VectorOf<float, N> from_float16(VectorOf<uint16_t, N> v) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) return _mm512_cvtph_ps(bits<__m256i>(v));
+  if constexpr (N == 8) return _mm256_cvtph_ps(bits<__m128i>(v));
+#elif defined(__F16C__)
+  if constexpr (N == 8) return _mm256_cvtph_ps(bits<__m128i>(v));
+#endif
+  // Shift the exponent into place, then scale: the product also normalizes what was subnormal.
+  typedef VectorOf<uint32_t, N> U;
+  typedef VectorOf<float, N> F;
+  U u = __builtin_convertvector(v, U);
+  U sign = (u & 0x8000u) << 16;
+  F magnitude = bits<F>((u & 0x7fffu) << 13) * 0x1p112f;
+  U m = bits<U>(magnitude);
+  U special = (u & 0x7c00u) == 0x7c00u ? U{} + 0x7f800000u : U{};
+  return bits<F>(m | special | sign);
+}
+
+template <int N>
+inline VectorOf<uint16_t, N> to_float16(VectorOf<float, N> v) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16)
+    return bits<VectorOf<uint16_t, N>>(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  if constexpr (N == 8)
+    return bits<VectorOf<uint16_t, N>>(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__F16C__)
+  if constexpr (N == 8)
+    return bits<VectorOf<uint16_t, N>>(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#endif
+  typedef VectorOf<uint32_t, N> U;
+  typedef VectorOf<float, N> F;
+  U u = bits<U>(v);
+  U sign = (u >> 16) & 0x8000u;
+  U a = u & 0x7fffffffu;
+  // Normal results: rebias the exponent and round to nearest even in the bits. Subnormal ones: adding 0.5 puts the
+  // rounding at 2^-24, float16's smallest step, and the addition itself rounds to nearest even.
+  U normal = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
+  U subnormal = bits<U>(bits<F>(a) + 0.5f) - 0x3f000000u;
+  U finite = a < 0x38800000u ? subnormal : normal;
+  U result = a >= 0x477ff000u ? (a > 0x7f800000u ? U{} + 0x7e00u : U{} + 0x7c00u) : finite;
+  return __builtin_convertvector(result | sign, VectorOf<uint16_t, N>);
+}
+
+template <class T, class A>
+struct Storage;
+
+template <class A>
+struct Storage<A, A> {
+  typedef Lanes<A> Raw;
+  static Lanes<A> up(Raw v) { return v; }
+  static Raw down(Lanes<A> v) { return v; }
+};
+template <>
+struct Storage<bfloat16, float> {
+  typedef VectorOf<uint16_t, kLanes<float>> Raw;
+  static Lanes<float> up(Raw v) { return from_bfloat16<kLanes<float>>(v); }
+  static Raw down(Lanes<float> v) { return to_bfloat16<kLanes<float>>(v); }
+};
+template <>
+struct Storage<float16, float> {
+  typedef VectorOf<uint16_t, kLanes<float>> Raw;
+  static Lanes<float> up(Raw v) { return from_float16<kLanes<float>>(v); }
+  static Raw down(Lanes<float> v) { return to_float16<kLanes<float>>(v); }
+};
+template <>
+struct Storage<float, double> {
+  typedef VectorOf<float, kLanes<double>> Raw;
+  static Lanes<double> up(Raw v) { return __builtin_convertvector(v, Lanes<double>); }
+  static Raw down(Lanes<double> v) { return __builtin_convertvector(v, Raw); }
+};
+// Half types in double: only rows whose spread float32 can't square go through here, so two steps will do. (The step
+// in the middle rounds a second time; float32's 13 or more spare bits make that matter once in thousands of values.)
+template <class T>
+struct HalfInDouble {
+  typedef VectorOf<uint16_t, kLanes<double>> Raw;
+  typedef VectorOf<float, kLanes<double>> Middle;
+};
+template <>
+struct Storage<bfloat16, double> : HalfInDouble<bfloat16> {
+  static Lanes<double> up(Raw v) { return __builtin_convertvector(from_bfloat16<kLanes<double>>(v), Lanes<double>); }
+  static Raw down(Lanes<double> v) { return to_bfloat16<kLanes<double>>(__builtin_convertvector(v, Middle)); }
+};
+template <>
+struct Storage<float16, double> : HalfInDouble<float16> {
+  static Lanes<double> up(Raw v) { return __builtin_convertvector(from_float16<kLanes<double>>(v), Lanes<double>); }
+  static Raw down(Lanes<double> v) { return to_float16<kLanes<double>>(__builtin_convertvector(v, Middle)); }
+};
+
+template <class A, class T>
+inline Lanes<A> load(const T* p, All) {
+  return Storage<T, A>::up(read<typename Storage<T, A>::Raw>(p));
+}
+
+template <class A, class T>
+inline void store(T* p, Lanes<A> v, All) {
+  write(p, Storage<T, A>::down(v));
+}
+
+// The first part.n values; the other lanes are 0.
+template <class A, class T>
+inline Lanes<A> load(const T* p, First part) {
+  typedef typename Storage<T, A>::Raw Raw;
+#if defined(__AVX512F__)
+  const uint32_t mask = (1u << part.n) - 1;
+  if constexpr (sizeof(Raw) == 64 && sizeof(T) == 4) return Storage<T, A>::up(_mm512_maskz_loadu_ps(mask, p));
+  if constexpr (sizeof(Raw) == 64 && sizeof(T) == 8) return Storage<T, A>::up(_mm512_maskz_loadu_pd(mask, p));
+  if constexpr (sizeof(Raw) == 32 && sizeof(T) == 2)
+    return Storage<T, A>::up(bits<Raw>(_mm256_maskz_loadu_epi16(mask, p)));
+#endif
+  T values[kLanes<A>] = {};
+  for (int64_t i = 0; i < part.n; i++) values[i] = p[i];
+  return Storage<T, A>::up(read<Raw>(values));
+}
+
+template <class A, class T>
+inline void store(T* p, Lanes<A> v, First part) {
+  typedef typename Storage<T, A>::Raw Raw;
+  Raw raw = Storage<T, A>::down(v);
+#if defined(__AVX512F__)
+  const uint32_t mask = (1u << part.n) - 1;
+  if constexpr (sizeof(Raw) == 64 && sizeof(T) == 4) return _mm512_mask_storeu_ps(p, mask, bits<__m512>(raw));
+  if constexpr (sizeof(Raw) == 64 && sizeof(T) == 8) return _mm512_mask_storeu_pd(p, mask, bits<__m512d>(raw));
+  if constexpr (sizeof(Raw) == 32 && sizeof(T) == 2) return _mm256_mask_storeu_epi16(p, mask, bits<__m256i>(raw));
+#endif
+  T values[kLanes<A>];
+  write(values, raw);
+  for (int64_t i = 0; i < part.n; i++) p[i] = values[i];
+}
+
+// One value, for pivots.
+template <class A, class T>
+inline A one(const T* p) {
+  return load<A>(p, First{1})[0];
+}
+
+// body(i, All or First) for every vector of n values.
+template <class A, class Body>
+inline void sweep(int64_t n, Body body) {
+  int64_t i = 0;
+  for (; i + kLanes<A> <= n; i += kLanes<A>) body(i, All{});
+  if (i < n) body(i, First{n - i});
+}
+
+// y = f(i, All or First) over n values. Four vectors are read before the first is written: alternating between the two
+// costs a fifth of what memory can carry.
+template <class A, class T, class F>
+inline void transform(int64_t n, T* y, F f) {
+  constexpr int64_t W = kLanes<A>;
+  int64_t i = 0;
+  for (; i + 4 * W <= n; i += 4 * W) {
+    const Lanes<A> v0 = f(i, All{}), v1 = f(i + W, All{}), v2 = f(i + 2 * W, All{}), v3 = f(i + 3 * W, All{});
+    store<A>(y + i, v0, All{});
+    store<A>(y + i + W, v1, All{});
+    store<A>(y + i + 2 * W, v2, All{});
+    store<A>(y + i + 3 * W, v3, All{});
+  }
+  for (; i + W <= n; i += W) store<A>(y + i, f(i, All{}), All{});
+  if (i < n) store<A>(y + i, f(i, First{n - i}), First{n - i});
+}
+
+// A sum in double, kept in two parts where the terms are double themselves.
+template <class A>
+struct Total {
+  double high = 0, low = 0;
+  void add(A term) {
+    if constexpr (sizeof(A) == 4) {
+      high += term;
+    } else {
+      const double s = high + term, t = s - high;  // Knuth's two-sum
+      low += (high - (s - t)) + (term - t);
+      high = s;
+    }
+  }
+  double value() const { return high + low; }
+};
+
+// S sums over n values at once; body(i, All or First, acc) adds its terms to acc[0] … acc[S-1].
+//
+// Float sums run over blocks of 1024 values, in four vectors side by side, and the blocks are added in double: no sum
+// is longer than 64 additions (16 at 16 lanes), which keeps its error under one unit of its largest term.
+constexpr int64_t kBlock = 1024;
+template <class A, int S, class Body>
+inline void reduce(int64_t n, Total<A> (&total)[S], Body body) {
+  constexpr int64_t W = kLanes<A>;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = begin + kBlock < n ? begin + kBlock : n;
+    Lanes<A> a0[S] = {}, a1[S] = {}, a2[S] = {}, a3[S] = {};
+    int64_t i = begin;
+    for (; i + 4 * W <= end; i += 4 * W) {
+      body(i, All{}, a0);
+      body(i + W, All{}, a1);
+      body(i + 2 * W, All{}, a2);
+      body(i + 3 * W, All{}, a3);
+    }
+    if (i + 2 * W <= end) {
+      body(i, All{}, a0);
+      body(i + W, All{}, a1);
+      i += 2 * W;
+    }
+    if (i + W <= end) {
+      body(i, All{}, a2);
+      i += W;
+    }
+    if (i < end) body(i, First{end - i}, a3);
+    for (int s = 0; s < S; s++) total[s].add(sum<A>((a0[s] + a1[s]) + (a2[s] + a3[s])));
+  }
+}
+
+}  // namespace
+}  // namespace MUSIGMA_NAMESPACE

@@ -1,0 +1,24 @@
+// The table of one CPU level.
+#include "kernels.h"
+#include "level.h"
+
+#define MUSIGMA_STRING(x) #x
+#define MUSIGMA_NAME(x) MUSIGMA_STRING(x)
+
+namespace MUSIGMA_NAMESPACE {
+
+void row_norm(const RowNorm&, int64_t, int64_t);
+void row_norm_backward(const RowNormBackward&, int64_t, int64_t);
+void fold_sums(const FoldSums&, int64_t, int64_t);
+void channel_moments(const ChannelMoments&, int64_t, int64_t);
+void join_moments(const JoinMoments&, int64_t, int64_t);
+void join_sums(const JoinSums&, int64_t, int64_t);
+void channel_sums(const ChannelSums&, int64_t, int64_t);
+void channel_affine(const ChannelAffine&, int64_t, int64_t);
+void channel_gradient(const ChannelGradient&, int64_t, int64_t);
+
+extern const Kernels table;
+const Kernels table = {MUSIGMA_NAME(MUSIGMA_LEVEL), row_norm,  row_norm_backward, fold_sums,      channel_moments,
+                       join_moments,                join_sums, channel_sums,      channel_affine, channel_gradient};
+
+}  // namespace MUSIGMA_NAMESPACE
