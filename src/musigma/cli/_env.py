@@ -43,6 +43,7 @@ def facts() -> dict[str, str]:
         "threads": f"{torch.get_num_threads()} of {os.cpu_count()} cores",
         "gpu": _gpus(),
         "MUSIGMA_KERNELS": os.environ.get("MUSIGMA_KERNELS", "not set"),
+        "MUSIGMA_LEVEL": os.environ.get("MUSIGMA_LEVEL", "not set"),
     }
 
 

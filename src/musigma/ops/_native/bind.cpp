@@ -167,6 +167,24 @@ PyObject* enable(PyObject*, PyObject* on) {
 
 PyObject* level(PyObject*, PyObject*) { return PyUnicode_FromString(musigma::kernels().level); }
 
+PyObject* levels(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  musigma::Level found[musigma::kMaxLevels];
+  const int count = musigma::levels(found);
+  py::dict result;
+  for (int i = 0; i < count; i++) result[found[i].kernels->level] = found[i].runs;
+  return result.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* use_level(PyObject*, PyObject* name) {
+  HANDLE_TH_ERRORS
+  const char* level = PyUnicode_AsUTF8(name);
+  if (!level) return nullptr;
+  return PyBool_FromLong(musigma::use_level(level));
+  END_HANDLE_TH_ERRORS
+}
+
 template <class F>
 PyCFunction fast(F f) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(f));
@@ -179,6 +197,8 @@ PyMethodDef methods[] = {
     {"affine", fast(affine), METH_FASTCALL, "(x, mean, var, weight, bias, eps) -> y"},
     {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
     {"level", level, METH_NOARGS, "() -> str: the CPU level that was chosen"},
+    {"levels", levels, METH_NOARGS, "() -> dict: the levels there are, the lowest first, and whether this CPU runs them"},
+    {"use_level", use_level, METH_O, "(level) -> bool: whether it could be chosen"},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

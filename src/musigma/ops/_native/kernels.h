@@ -132,8 +132,19 @@ struct Kernels {
   void (*channel_gradient)(const ChannelGradient&, int64_t begin, int64_t end);    // the same
 };
 
-// The best this CPU can run.
+// The best this CPU can run, unless `use_level` chose another.
 const Kernels& kernels();
+
+// What was compiled, from the lowest level up, and whether this CPU can run it.
+constexpr int kMaxLevels = 3;
+struct Level {
+  const Kernels* kernels;
+  bool runs;
+};
+int levels(Level (&found)[kMaxLevels]);
+
+// Before the first call of a kernel. False, and no change, for a level that is unknown or that this CPU can't run.
+bool use_level(const char* name);
 
 constexpr int64_t kPartRows = 64;      // at most so many rows in a part along outer, twice as many of single values
 constexpr int64_t kPartValues = 8192;  // and so many values along inner, which stay in the first cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -13,6 +14,9 @@ import torch
 
 RECORD = Path(__file__).parents[1] / "_build.json"
 """What setup.py wrote about the build."""
+
+LEVEL = "MUSIGMA_LEVEL"
+"""The environment variable that takes another CPU level than this CPU's best."""
 
 REBUILD = "reinstall musigma with pip install --no-build-isolation"
 
@@ -56,4 +60,25 @@ def load() -> Native:
     except ImportError as error:
         said, _, _ = str(error).partition("\n")  # C++ adds its stack
         return Native(None, f"the kernels do not load: {said}; {REBUILD}", broken=True)
-    return Native(module, f"built for torch {torch.__version__}, runs at level {module.level()}")
+    chosen = _at_level(module)
+    return Native(module, f"built for torch {torch.__version__}, runs at level {module.level()}{chosen}")
+
+
+def _at_level(module: ModuleType) -> str:
+    """Go to the level that the environment asks for; returns how that is told.
+
+    Raises:
+        ValueError: no such level is compiled, or this CPU can't run it.
+    """
+    wanted = os.environ.get(LEVEL, "")
+    if not wanted:
+        return ""
+    levels: dict[str, bool] = module.levels()
+    usable = ", ".join(name for name, runs in levels.items() if runs)
+    if wanted not in levels:
+        raise ValueError(
+            f"{LEVEL} must be one of {', '.join(levels)}; got {wanted!r}. This CPU runs {usable}"
+        )
+    if not module.use_level(wanted):
+        raise ValueError(f"{LEVEL}={wanted} asks for instructions this CPU lacks; it runs {usable}")
+    return f", as {LEVEL} says"
