@@ -1,5 +1,6 @@
 """Arithmetic on tensors: five ops that compute, one that updates, each with a readable reference."""
 
+from musigma.ops._activations import ACTIVATIONS, activate, check_activation
 from musigma.ops._affine.op import affine
 from musigma.ops._batch_norm.op import batch_norm
 from musigma.ops._define import OPS, ErrorSample, Op, Sample, transforms_active
@@ -11,14 +12,17 @@ from musigma.ops._row_norm.op import row_norm
 from musigma.ops._running.op import running_arithmetic_, running_update_
 
 __all__ = [
+    "ACTIVATIONS",
     "OPS",
     "ErrorSample",
     "Kernel",
     "Mode",
     "Op",
     "Sample",
+    "activate",
     "affine",
     "batch_norm",
+    "check_activation",
     "group_norm",
     "kernels",
     "memory_format",

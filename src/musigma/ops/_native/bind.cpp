@@ -67,6 +67,14 @@ struct Arguments {
     if (!plain || !PyBool_Check(values[i])) return plain = false, false;
     return values[i] == Py_True;
   }
+  musigma::Name text(int i) {
+    if (!plain || values[i] == Py_None) return std::nullopt;
+    if (!PyUnicode_Check(values[i])) return plain = false, std::nullopt;
+    Py_ssize_t size = 0;
+    const char* characters = PyUnicode_AsUTF8AndSize(values[i], &size);
+    if (!characters) return PyErr_Clear(), plain = false, std::nullopt;
+    return std::string_view(characters, size);
+  }
 
  private:
   // What C++ can't hold is the dispatcher's to refuse.

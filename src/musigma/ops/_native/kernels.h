@@ -7,6 +7,9 @@
 
 namespace musigma {
 
+// What is applied to the result before it is rounded to the storage type; see activation.h.
+enum class Activation { kNone, kRelu, kSilu, kGelu, kGeluTanh };
+
 // Rows of `width` values; row r of x starts at x + r * x_stride. Parameters are in the compute type: double for
 // float64 input, float for every other. The statistics are double.
 struct RowNorm {

@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 
 #include <atomic>
+#include <string_view>
 
 #include "autograd.h"
 #include "kernels.h"
@@ -25,6 +26,23 @@ inline bool storage_type(const Tensor& t, DType& type) {
 }
 
 inline at::ScalarType compute_type(DType type) { return type == DType::kFloat64 ? at::kDouble : at::kFloat; }
+
+// An activation as the ops take it. An unknown name is the reference's to refuse.
+using Name = std::optional<std::string_view>;
+constexpr std::string_view kActivations[] = {"", "relu", "silu", "gelu", "gelu_tanh"};  // in the enum's order
+
+inline bool activation_of(const Name& name, Activation& activation) {
+  activation = Activation::kNone;
+  if (!name) return true;
+  for (int i = 1; i < 5; i++)
+    if (*name == kActivations[i]) return activation = (Activation)i, true;
+  return false;
+}
+
+// Nodes keep the enum as a number, which outlives the caller's string.
+inline Name name_of(int64_t activation) {
+  return activation == 0 ? std::nullopt : Name(kActivations[activation]);
+}
 
 inline bool is_parameter(const MaybeTensor& p, at::IntArrayRef shape) {
   return !p || (p->sizes() == shape && p->is_cpu() && at::isFloatingType(p->scalar_type()));
