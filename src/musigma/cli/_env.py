@@ -16,6 +16,7 @@ from musigma.cli import _console
 
 # Installed by extras; their absence explains a missing report or demo.
 OPTIONAL = ("plotly", "scikit-learn")
+VARIABLES = ("MUSIGMA_KERNELS", "MUSIGMA_LEVEL", "MUSIGMA_CACHE_MB")
 
 
 def env() -> None:
@@ -37,14 +38,13 @@ def facts() -> dict[str, str]:
     """Name and value of everything worth telling, in order."""
     named = {"musigma": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     named |= {name: _installed(name) for name in ("numpy", *OPTIONAL)}
-    return named | {
+    named |= {
         "platform": platform.platform(terse=True),
         "cpu": _cpu(),
         "threads": f"{torch.get_num_threads()} of {os.cpu_count()} cores",
         "gpu": _gpus(),
-        "MUSIGMA_KERNELS": os.environ.get("MUSIGMA_KERNELS", "not set"),
-        "MUSIGMA_LEVEL": os.environ.get("MUSIGMA_LEVEL", "not set"),
     }
+    return named | {name: os.environ.get(name, "not set") for name in VARIABLES}
 
 
 def _installed(name: str) -> str:

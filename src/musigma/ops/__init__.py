@@ -6,6 +6,7 @@ from musigma.ops._batch_norm.op import batch_norm
 from musigma.ops._define import OPS, ErrorSample, Op, Sample, transforms_active
 from musigma.ops._group_norm.op import group_norm
 from musigma.ops._kernels import Kernel, Mode, kernels, selected, use_kernels
+from musigma.ops._memory import empty_cache, memory_cached, set_cache_limit
 from musigma.ops._moments.op import moments
 from musigma.ops._numerics import memory_format
 from musigma.ops._row_norm.op import row_norm
@@ -23,14 +24,17 @@ __all__ = [
     "affine",
     "batch_norm",
     "check_activation",
+    "empty_cache",
     "group_norm",
     "kernels",
+    "memory_cached",
     "memory_format",
     "moments",
     "row_norm",
     "running_arithmetic_",
     "running_update_",
     "selected",
+    "set_cache_limit",
     "transforms_active",
     "use_kernels",
 ]

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal, get_args
 
 import torch
@@ -117,6 +118,11 @@ def selected(op: str, x: Tensor) -> bool:
         and x.layout is torch.strided
         and not torch.compiler.is_exporting()
     )
+
+
+def extension() -> ModuleType | None:
+    """The compiled kernels' module; None where there is none."""
+    return _native.module
 
 
 def _tell_once() -> None:

@@ -173,6 +173,22 @@ PyObject* enable(PyObject*, PyObject* on) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* set_cache_limit(PyObject*, PyObject* bytes) {
+  HANDLE_TH_ERRORS
+  const size_t limit = PyLong_AsSize_t(bytes);
+  if (PyErr_Occurred()) throw python_error();
+  musigma::set_cache_limit(limit);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* empty_cache(PyObject*, PyObject*) {
+  musigma::empty_cache();
+  Py_RETURN_NONE;
+}
+
+PyObject* memory_cached(PyObject*, PyObject*) { return PyLong_FromSize_t(musigma::memory_cached()); }
+
 PyObject* level(PyObject*, PyObject*) { return PyUnicode_FromString(musigma::kernels().level); }
 
 PyObject* levels(PyObject*, PyObject*) {
@@ -204,6 +220,9 @@ PyMethodDef methods[] = {
     {"batch_norm", fast(batch_norm), METH_FASTCALL, "(x, weight, bias, eps) -> (y, mean, m2)"},
     {"affine", fast(affine), METH_FASTCALL, "(x, mean, var, weight, bias, eps) -> y"},
     {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
+    {"set_cache_limit", set_cache_limit, METH_O, "(bytes) -> None: how much memory of freed results is kept"},
+    {"empty_cache", empty_cache, METH_NOARGS, "() -> None: gives back what is kept"},
+    {"memory_cached", memory_cached, METH_NOARGS, "() -> int: bytes kept"},
     {"level", level, METH_NOARGS, "() -> str: the CPU level that was chosen"},
     {"levels", levels, METH_NOARGS, "() -> dict: the levels there are, the lowest first, and whether this CPU runs them"},
     {"use_level", use_level, METH_O, "(level) -> bool: whether it could be chosen"},

@@ -31,11 +31,11 @@ struct Image {
   Image(const Tensor& x, const Channels& layout) : held(x), layout(layout) {}
   const void* data() const { return held.const_data_ptr(); }
   int64_t count() const { return layout.outer * layout.inner; }
-  Tensor like() const { return at::empty(held.sizes(), held.options().memory_format(format)); }
+  Tensor like() const { return output(held.sizes(), held.scalar_type(), format); }
   Tensor alike(const Tensor& other) const { return other.contiguous(format); }
 };
 
-inline Tensor doubles(const Tensor& x, at::IntArrayRef shape) { return at::empty(shape, x.options().dtype(at::kDouble)); }
+inline Tensor doubles(const Tensor&, at::IntArrayRef shape) { return output(shape, at::kDouble); }
 
 // Mean and M2 of every channel. For float64 the mean is pivot + offset; for every other type pivot is empty.
 struct Statistics {
@@ -107,8 +107,8 @@ inline bool float_range(double square) { return square >= 0x1p-100 && square <= 
 // Arrays of one coefficient a channel, in the compute type: five of them, filled channel by channel.
 class Coefficient {
  public:
-  Coefficient(const Tensor& x, int64_t channels, bool wide)
-      : wide_(wide), channels_(channels), held_(at::empty({5, channels}, x.options().dtype(wide ? at::kDouble : at::kFloat))) {
+  Coefficient(const Tensor&, int64_t channels, bool wide)
+      : wide_(wide), channels_(channels), held_(output({5, channels}, wide ? at::kDouble : at::kFloat)) {
     data_ = held_.mutable_data_ptr();
   }
   void center(int64_t c, double mean) {
@@ -172,8 +172,8 @@ inline Tensor run_gradient(const Image& x, const Tensor& dy, const Coefficient& 
 }
 
 // Doubles as a vector of another type.
-inline Tensor as_type(const double* values, int64_t n, const Tensor& x, at::ScalarType type) {
-  Tensor out = at::empty({n}, x.options().dtype(type));
+inline Tensor as_type(const double* values, int64_t n, const Tensor&, at::ScalarType type) {
+  Tensor out = output({n}, type);
   switch (type) {
     case at::kFloat: std::copy_n(values, n, out.mutable_data_ptr<float>()); break;
     case at::kDouble: std::copy_n(values, n, out.mutable_data_ptr<double>()); break;

@@ -9,6 +9,7 @@
 
 #include "autograd.h"
 #include "kernels.h"
+#include "memory.h"
 
 namespace musigma {
 
@@ -77,7 +78,7 @@ struct Parameter {
   // A loop, where the dispatcher would take longer than a short vector.
   template <class T>
   void widen() {
-    Tensor wide = at::empty(held.sizes(), held.options().dtype(at::kFloat));
+    Tensor wide = output(held.sizes(), at::kFloat);
     std::copy_n(held.const_data_ptr<T>(), held.numel(), wide.mutable_data_ptr<float>());
     held = std::move(wide);
   }
@@ -130,7 +131,7 @@ inline int64_t block_rows(int64_t rows) {
 }
 
 // The tensor that stands for a gradient nobody asked for.
-inline Tensor none(const Tensor& x) { return at::empty({0}, x.options()); }
+inline Tensor none(const Tensor& x) { return output({0}, x.scalar_type()); }
 
 inline at::ScalarType parameter_type(const Tensor& x, const MaybeTensor& parameter) {
   if (parameter) return parameter->scalar_type();
@@ -139,7 +140,7 @@ inline at::ScalarType parameter_type(const Tensor& x, const MaybeTensor& paramet
 
 inline Tensor fold(const Tensor& sums, int64_t blocks, int64_t width, int64_t which, at::IntArrayRef shape,
                    at::ScalarType type, bool low) {
-  Tensor out = at::empty(shape, sums.options().dtype(type));
+  Tensor out = output(shape, type);
   FoldSums a{blocks, width, sums.const_data_ptr<double>(), which, DType::kFloat32, out.mutable_data_ptr(), low};
   storage_type(out, a.out_type);
   parallel(width, blocks, [&](int64_t begin, int64_t end) { kernels().fold_sums(a, begin, end); });

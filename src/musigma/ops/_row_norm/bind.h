@@ -43,9 +43,9 @@ inline Result forward(
   const int64_t width = c10::multiply_integers(x.sizes().slice(x.dim() - n_dims));
   const Rows rows(x, width, n_dims);
   const Parameter w(weight, compute_type(type)), b(bias, compute_type(type));
-  Tensor y = at::empty(x.sizes(), x.options());
-  Tensor mean = at::empty(lead, x.options().dtype(at::kDouble));
-  Tensor rstd = at::empty(lead, x.options().dtype(at::kDouble));
+  Tensor y = output(x.sizes(), x.scalar_type());
+  Tensor mean = output(lead, at::kDouble);
+  Tensor rstd = output(lead, at::kDouble);
   const RowNorm a{type, width, rows.data, rows.stride, w.data, b.data, y.mutable_data_ptr(),
                   mean.mutable_data_ptr<double>(), rstd.mutable_data_ptr<double>(), eps, center};
   const auto run = kernels().row_norm;
@@ -69,10 +69,10 @@ inline Result backward(
   const Rows rows(x, width, n_dims), upstream(dy, width, n_dims);
   const Parameter w(weight, compute_type(type));
   const Tensor mean_c = mean.contiguous(), rstd_c = rstd.contiguous();
-  Tensor dx = needs[0] ? at::empty(x.sizes(), x.options()) : none(x);
+  Tensor dx = needs[0] ? output(x.sizes(), x.scalar_type()) : none(x);
   const int64_t size = block_rows(rows.count), blocks = (rows.count + size - 1) / size;
   Tensor sums;
-  if (needs[1] || needs[2]) sums = at::empty({blocks * kSumsPerColumn * width}, x.options().dtype(at::kDouble));
+  if (needs[1] || needs[2]) sums = output({blocks * kSumsPerColumn * width}, at::kDouble);
   const RowNormBackward a{type, rows.count, width, upstream.data, upstream.stride, rows.data, rows.stride, w.data,
                           mean_c.const_data_ptr<double>(), rstd_c.const_data_ptr<double>(),
                           needs[0] ? dx.mutable_data_ptr() : nullptr, center, size,
