@@ -28,7 +28,7 @@ LEVELS = (
 )
 KERNELS = [
     *sorted(OPS.glob("*/native.cpp")),
-    *(OPS / f"_native/{name}.cpp" for name in ("channels", "fold", "table")),
+    *(OPS / f"_native/{name}.cpp" for name in ("channels", "fold", "masked", "table")),
 ]
 HEADERS = sorted(OPS.glob("*/*.h"))
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../_native/channels.h"
+#include "../_native/masked.h"
 
 namespace musigma::moments {
 
@@ -28,29 +29,45 @@ inline auto& backward_reference() {
   return h;
 }
 
-// x as (outer, channels, inner) with the kept dims, in order, as channels. Masks, and kept dims that don't lie side by
-// side in memory, are the reference's.
+// x as (outer, channels, inner), with the kept dims, in order, as channels: `held` is x permuted by `order`, contiguous.
+// A copy is made only where the kept dims don't lie side by side in memory, or x is not dense.
 struct View {
   Tensor held;
   Channels layout;
-  std::vector<int64_t> kept;
-  bool fits = false;
+  std::vector<int64_t> order, groups, kept;  // groups: 0 for a dim that is part of outer, 1 of channels, 2 of inner
 
-  View(const Tensor& x, at::IntArrayRef dims, DType type) : held(x) {
-    std::vector<bool> gone(x.dim(), false);
-    for (const int64_t d : dims) {
-      if (d < -x.dim() || d >= x.dim() || gone[d < 0 ? d + x.dim() : d]) return;
-      gone[d < 0 ? d + x.dim() : d] = true;
-    }
-    // Dims from the outermost in memory to the innermost.
-    std::vector<int64_t> order(x.dim());
+  View(const Tensor& x, const std::vector<bool>& gone, DType type) : held(x), order(x.dim()), groups(x.dim()) {
+    layout.type = type;
     for (int64_t d = 0; d < x.dim(); d++) order[d] = d;
-    if (!x.is_contiguous()) {
-      if (!x.is_non_overlapping_and_dense()) held = x.contiguous();
-      const auto strides = held.strides();
+    for (int64_t d = 0; d < x.dim(); d++)
+      if (!gone[d]) kept.push_back(x.size(d));
+    if (!x.is_contiguous() && x.is_non_overlapping_and_dense()) {
+      // Dims from the outermost in memory to the innermost.
+      const auto strides = x.strides();
       std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
     }
-    layout = {type, 1, 1, 1};
+    if (!fits(x, gone)) {
+      // What lies innermost stays there.
+      const bool last = gone[order.back()];
+      std::stable_sort(order.begin(), order.end());
+      std::stable_partition(order.begin(), order.end(), [&](int64_t d) { return gone[d] != last; });
+      fits(x, gone);
+    }
+    if (!std::is_sorted(order.begin(), order.end())) held = x.permute(order);
+    held = held.contiguous();
+  }
+
+  // A tensor like `held` with x's dims in their own order.
+  Tensor restored(const Tensor& t) const {
+    std::vector<int64_t> inverse(order.size());
+    for (size_t i = 0; i < order.size(); i++) inverse[order[i]] = i;
+    return t.permute(inverse);
+  }
+
+ private:
+  bool fits(const Tensor& x, const std::vector<bool>& gone) {
+    layout.outer = layout.channels = layout.inner = 1;
+    std::fill(groups.begin(), groups.end(), 0);
     int64_t last = -1;
     bool after = false;
     for (const int64_t d : order) {
@@ -58,55 +75,93 @@ struct View {
       if (n == 1) continue;
       if (gone[d]) {
         (last < 0 ? layout.outer : layout.inner) *= n;
+        groups[d] = last < 0 ? 0 : 2;
         after = last >= 0;
       } else {
-        if (after || d < last) return;
+        if (after || d < last) return false;
         layout.channels *= n;
+        groups[d] = 1;
         last = d;
       }
     }
-    // Without kept dims everything came before the first: one channel, whose values lie along it.
-    if (last < 0) std::swap(layout.outer, layout.inner);
-    for (int64_t d = 0; d < x.dim(); d++)
-      if (!gone[d]) kept.push_back(x.size(d));
-    fits = true;
+    if (last < 0) {
+      // Without kept dims everything came before the first: one channel, whose values lie along it.
+      std::swap(layout.outer, layout.inner);
+      for (int64_t& g : groups) g = 2;
+    }
+    return true;
   }
 };
 
-inline bool supported(const Tensor& x, const MaybeTensor& mask, DType& type) {
-  return enabled && storage_type(x, type) && x.numel() > 0 && !mask;
+// The dims to reduce, as flags; false for what the reference has to refuse.
+inline bool flags(const Tensor& x, at::IntArrayRef dims, const MaybeTensor& mask, std::vector<bool>& gone) {
+  gone.assign(x.dim(), false);
+  for (const int64_t d : dims) {
+    if (d < -x.dim() || d >= x.dim() || gone[d < 0 ? d + x.dim() : d]) return false;
+    gone[d < 0 ? d + x.dim() : d] = true;
+  }
+  if (!mask) return true;
+  if (!mask->is_cpu() || mask->layout() != at::kStrided || mask->is_complex() || mask->dim() > x.dim()) return false;
+  for (int64_t i = 1; i <= mask->dim(); i++)
+    if (mask->size(-i) != 1 && mask->size(-i) != x.size(-i)) return false;
+  return true;
+}
+
+inline bool supported(const Tensor& x, DType& type) { return enabled && storage_type(x, type) && x.numel() > 0; }
+
+// Integers in the narrowest floating type that holds all of them, or in double.
+inline Tensor floating(const Tensor& x) {
+  if (!at::isIntegralType(x.scalar_type(), true)) return x;
+  return x.to(x.element_size() <= 2 && x.scalar_type() != at::kUInt16 ? at::kFloat : at::kDouble);
 }
 
 inline Result forward(const Tensor& input, at::IntArrayRef dims, const MaybeTensor& mask) {
   DType type;
-  if (!supported(input, mask, type)) return reference().call(input, dims, mask);
-  const View v(input, dims, type);
-  if (!v.fits) return reference().call(input, dims, mask);
-  Image x(v.held, v.layout);
-  Statistics s = statistics(x, true);
+  std::vector<bool> gone;
+  if (!enabled || !flags(input, dims, mask, gone)) return reference().call(input, dims, mask);
+  const Tensor values = floating(input);
+  if (!supported(values, type)) return reference().call(input, dims, mask);
+  const View v(values, gone, type);
+  const Image x(v.held, v.layout);
+  if (mask) {
+    const MaskedStatistics s = masked_statistics(x, Mask(*mask, v.layout, v.order, v.groups, input.sizes()));
+    return {s.count.view(v.kept), s.mean.view(v.kept), s.m2.view(v.kept)};
+  }
+  const Statistics s = statistics(x, true);
   return {at::full({}, (double)x.count(), input.options().dtype(at::kDouble)), s.mean.view(v.kept), s.m2.view(v.kept)};
+}
+
+inline Tensor gradient(
+    const View& v, const Tensor& input, const MaybeTensor& mask, const Tensor& count, const Tensor& mean, const Values& a,
+    const Values& b) {
+  const Image x(v.held, v.layout);
+  const int64_t channels = v.layout.channels;
+  const Values n(count, 1.0), m(mean, 0.0);
+  if (mask) {
+    std::vector<double> slope(channels), shift(channels);
+    for (int64_t c = 0; c < channels; c++) slope[c] = 2.0 * b[c], shift[c] = n[c] == 0 ? 0.0 : a[c] / n[c];
+    const Tensor center = mean.contiguous();
+    return masked_gradient(x, Mask(*mask, v.layout, v.order, v.groups, input.sizes()), center, slope, shift);
+  }
+  bool wide = v.layout.type == DType::kFloat64;
+  for (int64_t c = 0; c < channels; c++) wide = wide || std::abs(b[c]) > 0x1p50 || (b[c] != 0 && std::abs(b[c]) < 0x1p-50);
+  Coefficient at(x.held, channels, wide);
+  for (int64_t c = 0; c < channels; c++) at.center(c, m[c]), at.scale(c, 2.0 * b[c]), at.shift(c, a[c] / (double)x.count());
+  return run_affine(x, at);
 }
 
 inline Tensor backward(
     const MaybeTensor& dmean, const MaybeTensor& dm2, const Tensor& input, at::IntArrayRef dims, const MaybeTensor& mask,
     const Tensor& count, const Tensor& mean, std::array<bool, 1> needs) {
   DType type;
+  std::vector<bool> gone;
   const auto slow = [&] { return backward_reference().call(dmean, dm2, input, dims, mask, count, mean, needs); };
-  if (!supported(input, mask, type) || !needs[0]) return slow();
-  const View v(input, dims, type);
-  // The reference returns a contiguous gradient.
-  if (!v.fits || !v.held.is_contiguous()) return slow();
+  if (!supported(input, type) || !needs[0] || !flags(input, dims, mask, gone)) return slow();
+  const View v(input, gone, type);
   const auto fits = [&](const MaybeTensor& t) { return !t || is_statistic(*t, v.layout.channels); };
-  if (!is_statistic(mean, v.layout.channels) || !fits(dmean) || !fits(dm2)) return slow();
-  Image x(v.held, v.layout);
-  const int64_t channels = v.layout.channels;
-  const Values m(mean, 0.0), a(dmean, 0.0), b(dm2, 0.0);
-  bool wide = type == DType::kFloat64;
-  for (int64_t c = 0; c < channels; c++) wide = wide || std::abs(b[c]) > 0x1p50 || (b[c] != 0 && std::abs(b[c]) < 0x1p-50);
-  Coefficient at(x.held, channels, wide);
-  const double n = (double)x.count();
-  for (int64_t c = 0; c < channels; c++) at.center(c, m[c]), at.scale(c, 2.0 * b[c]), at.shift(c, a[c] / n);
-  return run_affine(x, at);
+  if (!fits(mean) || !fits(dmean) || !fits(dm2) || (mask && !fits(count))) return slow();
+  const Tensor dx = gradient(v, input, mask, count, mean, Values(dmean, 0.0), Values(dm2, 0.0));
+  return v.restored(dx).contiguous(memory_format(input));
 }
 
 struct Op {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from musigma.ops._define import ErrorSample, Op, Sample, define
-from musigma.ops._numerics import accumulator, first, none
+from musigma.ops._numerics import accumulator, empty_like, first, like, none
 
 
 def check(x: Tensor, dims: Sequence[int], mask: Tensor | None) -> None:
@@ -108,7 +108,7 @@ def backward(
         total = total + 2.0 * dm2.reshape(shape) * (values - center.reshape(shape))
     if mask is not None:
         total = total * mask
-    return total.to(x.dtype).contiguous()
+    return like(total, x)
 
 
 def fake(x: Tensor, dims: Sequence[int], mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,7 +129,7 @@ def backward_fake(
     mean: Tensor,
     needs: Sequence[bool],
 ) -> Tensor:
-    return x.new_empty(x.shape) if needs[0] else none(x)
+    return empty_like(x) if needs[0] else none(x)
 
 
 def backward_args(

@@ -122,6 +122,39 @@ struct ChannelGradient {
   const void* slope;
 };
 
+// Weights beside a tensor of channels, dense along the dims they vary over; a step of 0 is a dim whose values share one.
+struct Weights {
+  const void* data;
+  bool bytes;  // of 0 or 1; else doubles
+  int64_t outer, channel, inner;
+};
+
+// A value of weight 0 is never used, so it may be NaN. All in double.
+struct MaskedMoments {
+  Channels layout;
+  Parts parts;
+  const void* x;
+  Weights weights;
+  double* pivot;              // (channels), the first value of each that has a weight
+  double *count, *mean, *m2;  // (parts, channels); the mean less the pivot
+};
+
+// Merges the parts of channels [begin, end), in order, into (channels).
+struct JoinMasked {
+  int64_t channels, parts;
+  const double *pivot, *part_count, *part_mean, *part_m2;
+  double *count, *mean, *m2;
+};
+
+// dx = weight * ((x - center) * slope + shift)
+struct MaskedGradient {
+  Channels layout;
+  const void* x;
+  void* dx;
+  Weights weights;
+  const double *center, *slope, *shift;  // (channels)
+};
+
 struct Kernels {
   const char* level;
   void (*row_norm)(const RowNorm&, int64_t begin, int64_t end);                    // rows
@@ -133,6 +166,10 @@ struct Kernels {
   void (*channel_sums)(const ChannelSums&, int64_t begin, int64_t end);            // units
   void (*channel_affine)(const ChannelAffine&, int64_t begin, int64_t end);        // rows of inner, or of channels
   void (*channel_gradient)(const ChannelGradient&, int64_t begin, int64_t end);    // the same
+  void (*masked_pivots)(const MaskedMoments&, int64_t begin, int64_t end);         // channels
+  void (*masked_moments)(const MaskedMoments&, int64_t begin, int64_t end);        // units
+  void (*join_masked)(const JoinMasked&, int64_t begin, int64_t end);              // channels
+  void (*masked_gradient)(const MaskedGradient&, int64_t begin, int64_t end);      // as channel_gradient
 };
 
 // The best this CPU can run, unless `use_level` chose another.

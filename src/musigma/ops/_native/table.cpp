@@ -16,9 +16,15 @@ void join_sums(const JoinSums&, int64_t, int64_t);
 void channel_sums(const ChannelSums&, int64_t, int64_t);
 void channel_affine(const ChannelAffine&, int64_t, int64_t);
 void channel_gradient(const ChannelGradient&, int64_t, int64_t);
+void masked_pivots(const MaskedMoments&, int64_t, int64_t);
+void masked_moments(const MaskedMoments&, int64_t, int64_t);
+void join_masked(const JoinMasked&, int64_t, int64_t);
+void masked_gradient(const MaskedGradient&, int64_t, int64_t);
 
 extern const Kernels table;
-const Kernels table = {MUSIGMA_NAME(MUSIGMA_LEVEL), row_norm,  row_norm_backward, fold_sums,      channel_moments,
-                       join_moments,                join_sums, channel_sums,      channel_affine, channel_gradient};
+const Kernels table = {
+    MUSIGMA_NAME(MUSIGMA_LEVEL), row_norm,         row_norm_backward, fold_sums,      channel_moments, join_moments, join_sums,
+    channel_sums,                channel_affine,   channel_gradient,  masked_pivots,  masked_moments,  join_masked,
+    masked_gradient};
 
 }  // namespace MUSIGMA_NAMESPACE

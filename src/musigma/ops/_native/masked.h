@@ -1,0 +1,76 @@
+// Masks on their way to the kernels, and the statistics of what they keep.
+#pragma once
+
+#include "channels.h"
+
+namespace musigma {
+
+// A mask beside a tensor whose dims, taken in `order`, make up (outer, channels, inner): `groups[d]` says which of the
+// three dim d belongs to. It is held at the size of the groups along which it varies.
+struct Mask {
+  Tensor held;
+  Weights weights;
+
+  Mask(const Tensor& mask, const Channels& layout, at::IntArrayRef order, at::IntArrayRef groups, at::IntArrayRef sizes) {
+    const int64_t dims = sizes.size(), missing = dims - mask.dim();
+    const auto size = [&](int64_t d) { return d < missing ? 1 : mask.size(d - missing); };
+    bool varies[3] = {};
+    for (int64_t d = 0; d < dims; d++) varies[groups[d]] = varies[groups[d]] || size(d) != 1;
+    std::vector<int64_t> expanded(dims);
+    for (int64_t d = 0; d < dims; d++) expanded[d] = varies[groups[d]] ? sizes[d] : 1;
+    held = mask.expand(expanded).permute(order);
+    weights.bytes = mask.scalar_type() == at::kBool;
+    held = (weights.bytes ? held : held.to(at::kDouble)).contiguous();
+    weights.data = held.const_data_ptr();
+    const int64_t channels = varies[1] ? layout.channels : 1, inner = varies[2] ? layout.inner : 1;
+    weights.inner = varies[2];
+    weights.channel = varies[1] ? inner : 0;
+    weights.outer = varies[0] ? channels * inner : 0;
+  }
+};
+
+// The memory format a result takes from its input: channels last if that is so, else contiguous.
+inline at::MemoryFormat memory_format(const Tensor& x) {
+  if (x.is_contiguous()) return at::MemoryFormat::Contiguous;
+  if (x.dim() == 4 && x.is_contiguous(at::MemoryFormat::ChannelsLast)) return at::MemoryFormat::ChannelsLast;
+  if (x.dim() == 5 && x.is_contiguous(at::MemoryFormat::ChannelsLast3d)) return at::MemoryFormat::ChannelsLast3d;
+  return at::MemoryFormat::Contiguous;
+}
+
+struct MaskedStatistics {
+  Tensor count, mean, m2;
+};
+
+inline MaskedStatistics masked_statistics(const Image& x, const Mask& mask) {
+  const Channels& l = x.layout;
+  const Parts parts = parts_of(l);
+  MaskedStatistics s{doubles(x.held, {l.channels}), doubles(x.held, {l.channels}), doubles(x.held, {l.channels})};
+  const int64_t size = parts.count() * l.channels;
+  const Tensor held = doubles(x.held, {3 * size + l.channels});
+  double* space = held.mutable_data_ptr<double>();
+  const MaskedMoments a{l, parts, x.data(), mask.weights, space + 3 * size, space, space + size, space + 2 * size};
+  // A search that all channels share is made once.
+  if (mask.weights.channel)
+    parallel(l.channels, 1, [&](int64_t b, int64_t e) { kernels().masked_pivots(a, b, e); });
+  else
+    kernels().masked_pivots(a, 0, l.channels);
+  const int64_t total = units(l, parts);
+  parallel(total, x.held.numel() / total, [&](int64_t b, int64_t e) { kernels().masked_moments(a, b, e); });
+  const JoinMasked j{l.channels, parts.count(), a.pivot, a.count, a.mean, a.m2, s.count.mutable_data_ptr<double>(),
+                     s.mean.mutable_data_ptr<double>(), s.m2.mutable_data_ptr<double>()};
+  parallel(l.channels, parts.count(), [&](int64_t b, int64_t e) { kernels().join_masked(j, b, e); });
+  return s;
+}
+
+// dx = weight * ((x - mean) * slope + shift), with one coefficient a channel.
+inline Tensor masked_gradient(
+    const Image& x, const Mask& mask, const Tensor& mean, const std::vector<double>& slope, const std::vector<double>& shift) {
+  Tensor dx = at::empty_like(x.held);
+  const MaskedGradient a{x.layout,     x.data(),   dx.mutable_data_ptr(), mask.weights, mean.const_data_ptr<double>(),
+                         slope.data(), shift.data()};
+  const int64_t count = lines(x.layout);
+  parallel(count, x.held.numel() / count, [&](int64_t b, int64_t e) { kernels().masked_gradient(a, b, e); });
+  return dx;
+}
+
+}  // namespace musigma
