@@ -65,7 +65,7 @@ inline MaskedStatistics masked_statistics(const Image& x, const Mask& mask) {
 // dx = weight * ((x - mean) * slope + shift), with one coefficient a channel.
 inline Tensor masked_gradient(
     const Image& x, const Mask& mask, const Tensor& mean, const std::vector<double>& slope, const std::vector<double>& shift) {
-  Tensor dx = at::empty_like(x.held);
+  Tensor dx = output(x.held.sizes(), x.held.scalar_type());
   const MaskedGradient a{x.layout,     x.data(),   dx.mutable_data_ptr(), mask.weights, mean.const_data_ptr<double>(),
                          slope.data(), shift.data()};
   const int64_t count = lines(x.layout);
