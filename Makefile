@@ -71,7 +71,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(KERNELS)
 		{ echo "musigma needs Python 3.11 or newer; $(PYTHON) is older (set PYTHON=/path/to/python)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "building .venv (the first time this downloads torch)"
-	$(BIN)/python -m pip install -c constraints.txt $(PIP_ARGS) torch "setuptools>=77"
-	@# Without isolation: the kernels are built against the torch that will run them. No compiler fails nothing.
-	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt $(PIP_ARGS) -e ".[dev,docs]"
+	$(BIN)/python -m pip install -c constraints.txt $(PIP_ARGS) torch
+	@# Builds the kernels against that torch, in about a minute; where there is no compiler, goes on without them.
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) -e ".[dev,docs]"
 	@touch $@

@@ -1,7 +1,7 @@
 """Builds the native kernels where there is a C++ compiler; without one the install goes on without them.
 
 Everything else about the package stands in pyproject.toml. The extension is built against the torch that it
-will run with, so torch must be importable here: install with ``pip install --no-build-isolation``.
+will run with, which has to be installed first; it is read from its files, since pip hides it from import.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
+import site
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +41,29 @@ ARITHMETIC = ["-fno-math-errno", "-ffp-contract=off"]
 QUIET = ["-Wno-maybe-uninitialized", "-Wno-uninitialized", "-Wno-psabi"]
 
 
+def installed_torch() -> Path:
+    """The folder of the torch that this interpreter will import once pip has stepped aside.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    # Our own folder comes first: a build without isolation takes what it would import.
+    places = [*sys.path, *site.getsitepackages(), site.getusersitepackages()]
+    for place in places:
+        torch = Path(place or ".") / "torch"
+        if (torch / "version.py").is_file() and (torch / "include/ATen").is_dir():
+            return torch
+    raise RuntimeError("torch was not installed when musigma was")
+
+
+def version_of(torch: Path) -> str:
+    """What ``torch.__version__`` will say."""
+    found = re.search(r"^__version__ = '([^']+)'", (torch / "version.py").read_text(), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"{torch.name}/version.py does not tell torch's version")
+    return found[1]
+
+
 class BuildKernels(build_ext):
     """Compile each kernel once per CPU level, the binding once, and never fail the install.
 
@@ -48,14 +73,11 @@ class BuildKernels(build_ext):
     def build_extension(self, ext: Extension) -> None:
         record: dict[str, object] = {"torch": None, "built": False, "reason": "", "size": 0}
         try:
-            import torch  # present with --no-build-isolation
-
-            record["torch"] = torch.__version__
-            self._build(ext)
+            torch = installed_torch()
+            record["torch"] = version_of(torch)
+            self._build(ext, torch)
             record["built"] = True
             record["size"] = Path(self.get_ext_fullpath(ext.name)).stat().st_size
-        except ImportError:
-            record["reason"] = "torch was not there at build time; install with --no-build-isolation"
         except Exception as error:
             record["reason"] = " ".join(str(error).split())[-500:]
         path = Path(self.get_ext_fullpath(ext.name))
@@ -74,11 +96,8 @@ class BuildKernels(build_ext):
         if not (built / name).exists():
             (OPS / name).unlink(missing_ok=True)
 
-    def _build(self, ext: Extension) -> None:
-        from torch.utils.cpp_extension import CppExtension
-
-        like_torch = CppExtension(ext.name, [])
-        include = [str(path) for path in like_torch.include_dirs]
+    def _build(self, ext: Extension, torch: Path) -> None:
+        include = [str(torch / "include"), str(torch / "include/torch/csrc/api/include")]
         jobs = [
             (source, level, [f"-march={march}"] if march else [])
             for source in KERNELS
@@ -98,8 +117,8 @@ class BuildKernels(build_ext):
         self.compiler.link_shared_object(
             objects,
             self.get_ext_fullpath(ext.name),
-            libraries=like_torch.libraries,
-            library_dirs=like_torch.library_dirs,
+            libraries=["c10", "torch", "torch_cpu", "torch_python"],
+            library_dirs=[str(torch / "lib")],
             extra_postargs=["-fopenmp", "-Wl,-s"] if sys.platform == "linux" else ["-fopenmp"],
         )
 

@@ -18,7 +18,7 @@ RECORD = Path(__file__).parents[1] / "_build.json"
 LEVEL = "MUSIGMA_LEVEL"
 """The environment variable that takes another CPU level than this CPU's best."""
 
-REBUILD = "reinstall musigma with pip install --no-build-isolation"
+REBUILD = "install musigma once more, with pip's --force-reinstall --no-deps --no-cache-dir"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def load() -> Native:
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Native(None, f"{RECORD.name} can't be read: {error!r}; {REBUILD}", broken=True)
     if not built:
-        return Native(None, f"the kernels could not be built: {reason}", broken=True)
+        return Native(None, f"the kernels could not be built: {reason}; {REBUILD}", broken=True)
     if built_for != torch.__version__:
         return Native(
             None,
