@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from musigma.functional._parameters import compute_dtype
-from musigma.ops import running_arithmetic_, running_update_, transforms_active
+from musigma.ops import leaves_home, running_arithmetic_, running_update_, transforms_active
 
 __all__ = ["Statistics", "from_torch", "landing", "transforms_active", "update"]
 
@@ -40,5 +40,5 @@ def update(
 ) -> None:
     """Take a batch's statistics into the running ones, in place; an exported program needs no op of ours."""
     count, mean, m2 = (t.detach() for t in batch)
-    op = running_arithmetic_ if torch.compiler.is_exporting() else running_update_
+    op = running_arithmetic_ if leaves_home() else running_update_
     op(running_mean, running_var, num_batches_tracked, count, mean, m2, momentum)

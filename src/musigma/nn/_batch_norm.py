@@ -60,9 +60,10 @@ class _BatchNorm(KeepsStatistics, torch.nn.modules.batchnorm._BatchNorm):
         Raises:
             ValueError: training on one value a channel, or another number of dims than this class takes.
         """
-        if not isinstance(input, Tensor):
-            refuse_input("batch_norm", input)
-        self._check_input_dim(input)
+        if isinstance(input, Tensor):
+            self._check_input_dim(input)
+        else:
+            refuse_input("batch_norm", input)  # but not torch.fx's proxies
         own = self.training and not self.track_running_stats
         running_mean, running_var = (None, None) if own else (self.running_mean, self.running_var)
         return batch_norm(

@@ -88,8 +88,8 @@ class FrozenBatchNorm(KeepsStatistics):
             ValueError: another number of dims than this class takes.
         """
         if not isinstance(input, Tensor):
-            refuse_input("batch_norm", input)
-        if self._dims and input.dim() not in self._dims:
+            refuse_input("batch_norm", input)  # but not torch.fx's proxies
+        elif self._dims and input.dim() not in self._dims:
             expected = " or ".join(f"{d}D" for d in self._dims)
             raise ValueError(f"expected {expected} input (got {input.dim()}D input)")
         return batch_norm(

@@ -54,13 +54,15 @@ class _InstanceNorm(KeepsStatistics, torch.nn.modules.instancenorm._InstanceNorm
             ValueError: one position a channel, another number of dims than this class takes, or another
                 number of channels than num_features.
         """
-        if not isinstance(input, Tensor):
-            refuse_input("instance_norm", input)
-        self._check_input_dim(input)
-        unbatched = input.dim() == self._get_no_batch_dim()
-        channel_dim = 0 if unbatched else 1
-        if input.shape[channel_dim] != self.num_features:
-            self._refuse_channels(input, channel_dim)
+        unbatched = False
+        if isinstance(input, Tensor):
+            self._check_input_dim(input)
+            unbatched = input.dim() == self._get_no_batch_dim()
+            channel_dim = 0 if unbatched else 1
+            if input.shape[channel_dim] != self.num_features:
+                self._refuse_channels(input, channel_dim)
+        else:
+            refuse_input("instance_norm", input)  # but not torch.fx's proxies, which stand for batches
         y = instance_norm(
             input.unsqueeze(0) if unbatched else input,
             self.running_mean,

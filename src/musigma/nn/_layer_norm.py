@@ -98,6 +98,8 @@ class ChannelsFirst(LayerNorm):
         (channels,) = self.normalized_shape
         if not isinstance(input, Tensor):
             refuse_input("layer_norm", input)
+            # torch.fx's proxy, of which nothing can be asked
+            return super().forward(input.movedim(1, -1), activation=activation).movedim(-1, 1)
         if input.dim() != self._spatial + 2:
             raise ValueError(f"expected {self._spatial + 2}D input (got {input.dim()}D input)")
         if input.shape[1] != channels:

@@ -3,7 +3,7 @@
 from musigma.ops._activations import ACTIVATIONS, activate, check_activation
 from musigma.ops._affine.op import affine
 from musigma.ops._batch_norm.op import batch_norm
-from musigma.ops._define import OPS, ErrorSample, Op, Sample, transforms_active
+from musigma.ops._define import OPS, ErrorSample, Op, Sample, leaves_home, transforms_active
 from musigma.ops._group_norm.op import group_norm
 from musigma.ops._kernels import Kernel, Mode, kernels, selected, use_kernels
 from musigma.ops._memory import empty_cache, memory_cached, set_cache_limit
@@ -27,6 +27,7 @@ __all__ = [
     "empty_cache",
     "group_norm",
     "kernels",
+    "leaves_home",
     "memory_cached",
     "memory_format",
     "moments",

@@ -16,7 +16,7 @@ from torch import Tensor
 from musigma._errors import MusigmaWarning
 from musigma.ops._affine.op import affine
 from musigma.ops._batch_norm.op import batch_norm
-from musigma.ops._define import ENTRIES, OPS
+from musigma.ops._define import ENTRIES, OPS, leaves_home
 from musigma.ops._group_norm.op import group_norm
 from musigma.ops._moments.op import moments
 from musigma.ops._native.load import Native, load
@@ -104,19 +104,25 @@ def selected(op: str, x: Tensor) -> bool:
     """Whether a call of `op` on `x` goes to the op; if not, torch.nn.functional's own kernel serves it.
 
     It does in reference mode, and where a native kernel takes `x`: a plain, dense CPU tensor of a floating
-    dtype. An exported program has to run without musigma, so none of its ops may enter one.
+    dtype. What is exported or traced has to run without musigma, so none of its ops may enter it.
     """
     if _mode != "auto":
         return _mode == "reference"
     if _tell and x.device.type == "cpu":
         _tell_once()
+    if op not in _NATIVE:
+        return False
+    # What _takes asks takes Python as long as a small tensor's arithmetic; dynamo can't look into C.
+    return _takes(x) if torch.compiler.is_compiling() else _native.module.takes(x)  # type: ignore[union-attr]
+
+
+def _takes(x: Tensor) -> bool:
     return (
-        op in _NATIVE
-        and x.device.type == "cpu"
+        x.device.type == "cpu"
         and x.dtype in _DTYPES
         and type(x) in _PLAIN
         and x.layout is torch.strided
-        and not torch.compiler.is_exporting()
+        and not leaves_home()
     )
 
 

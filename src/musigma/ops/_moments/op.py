@@ -41,7 +41,7 @@ def _rows(x: Tensor, dims: Sequence[int]) -> Tensor:
     kept = _kept(x, dims)
     gone = [d for d in range(x.dim()) if d not in kept]
     shape = [x.shape[d] for d in kept]
-    return x.permute([*kept, *gone]).reshape(*shape, math.prod(x.shape[d] for d in gone))
+    return x.permute([*kept, *gone]).reshape(*shape, math.prod([x.shape[d] for d in gone]))
 
 
 def reference(x: Tensor, dims: Sequence[int], mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,6 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/TracerMode.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "../_affine/bind.h"
@@ -189,6 +190,15 @@ PyObject* empty_cache(PyObject*, PyObject*) {
 
 PyObject* memory_cached(PyObject*, PyObject*) { return PyLong_FromSize_t(musigma::memory_cached()); }
 
+PyObject* takes(PyObject*, PyObject* x) {
+  if (!THPVariable_CheckExact(x)) Py_RETURN_FALSE;
+  const Tensor& t = THPVariable_Unpack(x);
+  musigma::DType type;
+  // A trace is for a process that may not have these kernels.
+  return PyBool_FromLong(t.is_cpu() && t.layout() == at::kStrided && musigma::storage_type(t, type) &&
+                         !at::tracer::impl::is_dispatch_enabled());
+}
+
 PyObject* level(PyObject*, PyObject*) { return PyUnicode_FromString(musigma::kernels().level); }
 
 PyObject* levels(PyObject*, PyObject*) {
@@ -219,6 +229,7 @@ PyMethodDef methods[] = {
     {"group_norm", fast(group_norm), METH_FASTCALL, "(x, groups, weight, bias, eps) -> (y, mean, m2)"},
     {"batch_norm", fast(batch_norm), METH_FASTCALL, "(x, weight, bias, eps) -> (y, mean, m2)"},
     {"affine", fast(affine), METH_FASTCALL, "(x, mean, var, weight, bias, eps) -> y"},
+    {"takes", takes, METH_O, "(x) -> bool: whether the kernels take this tensor"},
     {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
     {"set_cache_limit", set_cache_limit, METH_O, "(bytes) -> None: how much memory of freed results is kept"},
     {"empty_cache", empty_cache, METH_NOARGS, "() -> None: gives back what is kept"},
