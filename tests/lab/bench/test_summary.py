@@ -131,7 +131,7 @@ def test_a_wrong_row_has_no_times_and_says_by_how_much() -> None:
     wrong = bench.Row(cell=CELL, errors=(bench.Error("y", 1.0, 1.0), bench.Error("dx", 1e6, 2.0)))
     run = bench.Run((wrong,))
     assert not run.right
-    assert "WRONG: dx is off by 1e+06 units, torch's by 2" in bench.line(wrong)
+    assert "WRONG: dx is off by 1e+06, torch's by 2" in bench.line(wrong)
     assert list(bench.summary(run)) == ["wrong, and so not timed: 1"]
     assert bench.bars(run) == ()
 

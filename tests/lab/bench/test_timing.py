@@ -51,7 +51,7 @@ def test_every_round_starts_with_another(clock: Clock) -> None:
 
 
 def test_the_slow_one_stops_when_its_time_is_up_and_the_others_go_on(clock: Clock) -> None:
-    found = bench.interleave(clock.runs(slow=1.0, fast=1e-3), bench.How(0.5, "test"), least=3)
+    found = bench.interleave(clock.runs(slow=1.0, fast=1e-3), bench.How(0.5, "test", least=3))
     assert found["slow"].samples == 3
     assert found["fast"].samples >= 500
 

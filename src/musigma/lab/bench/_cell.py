@@ -14,6 +14,20 @@ ROWS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 CHANNELS = ("batch_norm", "batch_norm_eval", "group_norm", "instance_norm")
 """Ops that normalize (n, c, *spatial)."""
 
+TITLES = {
+    "layer_norm": "LayerNorm",
+    "rms_norm": "RMSNorm",
+    "add_layer_norm": "add + LayerNorm",
+    "add_rms_norm": "add + RMSNorm",
+    "batch_norm": "BatchNorm",
+    "batch_norm_eval": "BatchNorm eval",
+    "group_norm": "GroupNorm",
+    "instance_norm": "InstanceNorm",
+    "relu": "ReLU",
+    "silu": "SiLU",
+    "gelu": "GELU",
+}
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 # On the machine this was written on a copy of 8 MB still comes from the last cache, at 75 GB/s, and one of
@@ -44,6 +58,11 @@ class Cell:
     activation: str | None = None
     backward: bool = False
     threads: int = 1
+
+    @property
+    def title(self) -> str:
+        """`variant` for people, ``BatchNorm + add + ReLU``."""
+        return " + ".join(TITLES.get(part, part) for part in self.variant.split("+"))
 
     @property
     def variant(self) -> str:

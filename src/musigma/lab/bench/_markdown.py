@@ -78,7 +78,8 @@ def _filled(found: re.Match[str], run: Run) -> str:
 def _where(run: Run) -> str:
     told = [run.machine[k] for k in ("cpu", "platform") if k in run.machine]
     told += [f"{k} {run.machine[k]}" for k in ("torch", "python", "musigma") if k in run.machine]
-    return f"Measured by `make bench` on {', '.join(told)}; medians."
+    medians = "medians of one thread's work" if run.settings.get("clock") == "cpu" else "medians"
+    return f"Measured by `make bench` on {', '.join(told)}; {medians} ± interquartile range."
 
 
 def _means(run: Run) -> str:
@@ -116,8 +117,12 @@ def _examples(run: Run) -> Iterator[Row | ModelRow]:
 
 def _shown(row: Row | ModelRow) -> str:
     times = row.times[AS_IT_COMES]
-    name = row.name.replace(" forward+backward", "")
-    return f"| {name} | {' | '.join(_time(times, who) for who in ('eager', 'compiled', 'ours'))} |"
+    name = f"{row.cell.title} {row.cell.what}" if isinstance(row, Row) else row.name
+    cells = [
+        name.replace(" forward+backward", ""),
+        *(_time(times, who) for who in ("eager", "compiled", "ours")),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def _time(times: Times, who: str) -> str:

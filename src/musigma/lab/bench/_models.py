@@ -190,7 +190,8 @@ class Trained:
 
     def loss(self) -> Tensor:
         """A loss whose gradient is of order one."""
-        return self.model(self.x).float().square().mean()
+        y = self.model(self.x)
+        return (y if y.dtype is torch.float64 else y.float()).square().mean()
 
     def step(self) -> None:
         """Forward, backward, and a step so small that the thousandth is like the first."""

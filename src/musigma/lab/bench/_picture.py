@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from musigma.lab.bench._cell import CHANNELS, ROWS
 from musigma.lab.bench._row import AS_IT_COMES, Row, Run
 from musigma.lab.bench._summary import geometric_mean, judged_against
 
-WIDTH, LEFT, GAP, MARGIN = 900, 214, 34, 24
+WIDTH, LEFT, GAP, MARGIN = 900, 226, 34, 24
 TOP, LANE, FOOT = 112, 30, 74
 
 # Both read well on white and on near black (contrast at least 3 on each)
@@ -30,17 +31,6 @@ STYLE = """
     .m { stroke: #f0f6fc }
   }
 """
-NAMES = {
-    "layer_norm": "LayerNorm",
-    "rms_norm": "RMSNorm",
-    "add_layer_norm": "add + LayerNorm",
-    "add_rms_norm": "add + RMSNorm",
-    "batch_norm": "BatchNorm",
-    "batch_norm_eval": "BatchNorm, eval",
-    "group_norm": "GroupNorm",
-    "instance_norm": "InstanceNorm",
-}
-ACTIVATIONS = {"relu": "ReLU", "silu": "SiLU", "gelu": "GELU"}
 PANELS = {"eager": ("times as fast as torch", 3), "compiled": ("times as fast as torch.compile", 2)}
 """Each peer's heading, and its share of the width."""
 
@@ -99,21 +89,14 @@ def picture(run: Run, allocator: str = AS_IT_COMES) -> str:
     )
 
 
-def _label(row: Row) -> str:
-    """The op, with its activation and its added tensor: what a lane shows."""
-    added = ["add"] if row.cell.add else []
-    activation = [] if row.cell.activation is None else [ACTIVATIONS[row.cell.activation]]
-    return " + ".join([NAMES[row.cell.op], *added, *activation])
-
-
 def _labels(run: Run) -> list[str]:
-    order = list(NAMES)
+    order = (*ROWS, *CHANNELS)
     ranked = sorted(run.rows, key=lambda row: order.index(row.cell.op))
-    return list(dict.fromkeys(_label(row) for row in ranked))
+    return list(dict.fromkeys(row.cell.title for row in ranked))
 
 
 def _rows(run: Run, label: str) -> list[Row]:
-    return [row for row in run.rows if _label(row) == label and row.times]
+    return [row for row in run.rows if row.cell.title == label and row.times]
 
 
 def _title(run: Run, allocator: str) -> str:
@@ -181,8 +164,8 @@ def _legend(height: int) -> Iterable[str]:
         yield f'<text class="s" x="{x + 14:.0f}" y="{y}">{dtype}</text>'
         x += 86
     yield f'<circle cx="{x + 4:.0f}" cy="{y - 4}" r="3.6" fill="none" stroke="#8b949e" stroke-width="1.6"/>'
-    yield f'<text class="s" x="{x + 14:.0f}" y="{y}">slower than the peer, beyond noise</text>'
-    yield f'<line class="m" x1="{x + 232:.0f}" y1="{y - 13}" x2="{x + 232:.0f}" y2="{y + 4}"/>'
-    yield f'<text class="s" x="{x + 242:.0f}" y="{y}">geometric mean</text>'
+    yield f'<text class="s" x="{x + 14:.0f}" y="{y}">slower, beyond noise</text>'
+    yield f'<line class="m" x1="{x + 152:.0f}" y1="{y - 13}" x2="{x + 152:.0f}" y2="{y + 4}"/>'
+    yield f'<text class="s" x="{x + 162:.0f}" y="{y}">geometric mean</text>'
     told = "Every dot is a row of the table: forward alone above, forward and backward below."
     yield f'<text class="s" x="{LEFT}" y="{y + 22}">{told}</text>'

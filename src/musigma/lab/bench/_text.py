@@ -34,7 +34,7 @@ def line(row: Measured) -> str:
     name = name.ljust(NAME)
     if not row.right:
         worst = max(row.errors, key=lambda error: error.ours)
-        return f"{name}WRONG: {worst.result} is off by {worst.ours:.3g} units, torch's by {worst.torchs:.3g}"
+        return f"{name}WRONG: {worst.result} is off by {worst.ours:.3g}, torch's by {worst.torchs:.3g}"
     times = row.times.get(AS_IT_COMES, {})
     shown = [
         _micro(times, "copy", 7, spread=False),

@@ -17,8 +17,6 @@ CLOCKS: dict[str, Callable[[], float]] = {"real": time.perf_counter, "cpu": time
 
 # Reading either clock costs up to half a microsecond, so a sample is this long at least, or a call.
 SAMPLE = 200e-6
-# Quartiles need a handful; the slowest peers take a second a call, and their ratio is not in doubt.
-LEAST = 5
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,14 @@ class How:
         seconds: how long each function is timed.
         clock: one of `CLOCKS`.
         seed: what the inputs start from.
+        least: samples of each, whatever they take.
     """
 
     seconds: float = 0.25
     clock: str = "real"
     seed: int = 0
+    # Quartiles need a handful; the slowest peers take a second a call, and their ratio is not in doubt
+    least: int = 5
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,12 @@ class Spread:
         return {name: float(f"{value:.4g}") for name, value in vars(self).items()} | {"samples": self.samples}
 
 
-def interleave(
-    runs: Mapping[str, Callable[[], object]], how: How, *, least: int = LEAST
-) -> dict[str, Spread]:
+def interleave(runs: Mapping[str, Callable[[], object]], how: How) -> dict[str, Spread]:
     """Time every function.
 
     Args:
         runs: what to call; a result is dropped within the time it is charged with.
         how: for how long (one whose time is up sits out the later rounds) and by which clock.
-        least: samples of each, whatever they take.
 
     Returns:
         the spread of one call's time, by name.
@@ -87,7 +85,7 @@ def interleave(
                 sample = _sample(runs[name], calls[name], now)
                 times[name].append(sample / calls[name])
                 left[name] -= sample
-            names = [n for n in names[1:] + names[:1] if left[n] > 0 or len(times[n]) < least]
+            names = [n for n in names[1:] + names[:1] if left[n] > 0 or len(times[n]) < how.least]
     return {name: Spread.of(kept) for name, kept in times.items()}
 
 
