@@ -219,7 +219,8 @@ def _by_gathered_statistics(
         # anything above 0.) All ranks hold the same counts, so that all of them raise or none does.
         weights = mask is not None and mask.is_floating_point()
         few = all_ranks.count <= 0 if weights else all_ranks.count < 2
-        if few.any():
+        # (Where nobody has a value there is nothing to normalize, and nothing to take in.)
+        if few.any() and (x.numel() or all_ranks.count.any()):
             raise ValueError(_too_few(x, _whose(few, mask, group)))
     if mask is not None:
         x = without_nan(x, mask)
