@@ -111,7 +111,7 @@ def _examples(run: Run) -> Iterator[Row | ModelRow]:
             row for row in run.rows if row.cell == Cell(**(vars(wanted) | {"threads": most})) and row.times
         )
     for model in run.models:
-        if model.times and not model.model.startswith("the same"):
+        if model.times:
             yield model
 
 

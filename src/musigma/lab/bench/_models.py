@@ -161,7 +161,7 @@ class Model:
 
 MODELS = (
     Model("ResNet-18-like CNN, 16×3×32×32", Cnn, (16, 3, 32, 32)),
-    Model("the same, channels_last", Cnn, (16, 3, 32, 32), channels_last=True),
+    Model("ResNet-18-like CNN, channels_last, 16×3×32×32", Cnn, (16, 3, 32, 32), channels_last=True),
     Model(
         "ViT-like, 4 blocks, 4×197×192", lambda library: Transformer(library, "vit", 192, 3, 4), (4, 197, 192)
     ),
@@ -171,7 +171,7 @@ MODELS = (
         (1, 256, 512),
     ),
     Model(
-        "the same, bfloat16",
+        "Llama-like, 4 blocks, 1×256×512, bfloat16",
         lambda library: Transformer(library, "llama", 512, 8, 4),
         (1, 256, 512),
         torch.bfloat16,

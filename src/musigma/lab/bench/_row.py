@@ -19,7 +19,12 @@ FLIPPED = 1e-2
 SCHEMA = 1
 """Raised when a field changes its meaning."""
 
-AS_IT_COMES, REUSED = "as it comes", "buffers reused"
+AS_IT_COMES = "as it comes"
+"""The allocator as a process starts with it: what a user sees."""
+
+REUSED = "buffers reused"
+"""Every large block is kept and used again, the peers' too."""
+
 Times = Mapping[str, Spread]
 
 
