@@ -120,16 +120,17 @@ PyObject* row_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
 
 PyObject* group_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  Arguments a(values, count, 5);
+  Arguments a(values, count, 6);
   const Tensor x = a.tensor(0);
   const int64_t groups = a.integer(1);
   const MaybeTensor weight = a.maybe(2), bias = a.maybe(3);
   const double eps = a.number(4);
+  const musigma::Name activation = a.text(5);
   if (!a.plain) return through_op("group_norm", values, count);
   musigma::group_norm::Result results;
   {
     py::gil_scoped_release release;
-    results = musigma::group_norm::forward_op().call(x, groups, weight, bias, eps);
+    results = musigma::group_norm::forward_op().call(x, groups, weight, bias, eps, activation);
   }
   return wrap(std::move(results));
   END_HANDLE_TH_ERRORS
@@ -137,15 +138,17 @@ PyObject* group_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
 
 PyObject* batch_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  Arguments a(values, count, 4);
+  Arguments a(values, count, 6);
   const Tensor x = a.tensor(0);
   const MaybeTensor weight = a.maybe(1), bias = a.maybe(2);
   const double eps = a.number(3);
+  const MaybeTensor add = a.maybe(4);
+  const musigma::Name activation = a.text(5);
   if (!a.plain) return through_op("batch_norm", values, count);
   musigma::batch_norm::Result results;
   {
     py::gil_scoped_release release;
-    results = musigma::batch_norm::forward_op().call(x, weight, bias, eps);
+    results = musigma::batch_norm::forward_op().call(x, weight, bias, eps, add, activation);
   }
   return wrap(std::move(results));
   END_HANDLE_TH_ERRORS
@@ -153,15 +156,18 @@ PyObject* batch_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
 
 PyObject* affine(PyObject*, PyObject* const* values, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  Arguments a(values, count, 6);
+  Arguments a(values, count, 9);
   const Tensor x = a.tensor(0), mean = a.tensor(1), var = a.tensor(2);
   const MaybeTensor weight = a.maybe(3), bias = a.maybe(4);
   const double eps = a.number(5);
+  const MaybeTensor add = a.maybe(6);
+  const musigma::Name activation = a.text(7);
+  const MaybeTensor mask = a.maybe(8);
   if (!a.plain) return through_op("affine", values, count);
   Tensor y;
   {
     py::gil_scoped_release release;
-    y = musigma::affine::forward_op().call(x, mean, var, weight, bias, eps);
+    y = musigma::affine::forward_op().call(x, mean, var, weight, bias, eps, add, activation, mask);
   }
   return THPVariable_Wrap(std::move(y));
   END_HANDLE_TH_ERRORS
@@ -226,9 +232,10 @@ PyCFunction fast(F f) {
 
 PyMethodDef methods[] = {
     {"row_norm", fast(row_norm), METH_FASTCALL, "(x, n_dims, weight, bias, eps, center) -> (y, mean, rstd)"},
-    {"group_norm", fast(group_norm), METH_FASTCALL, "(x, groups, weight, bias, eps) -> (y, mean, m2)"},
-    {"batch_norm", fast(batch_norm), METH_FASTCALL, "(x, weight, bias, eps) -> (y, mean, m2)"},
-    {"affine", fast(affine), METH_FASTCALL, "(x, mean, var, weight, bias, eps) -> y"},
+    {"group_norm", fast(group_norm), METH_FASTCALL, "(x, groups, weight, bias, eps, activation) -> (y, mean, m2)"},
+    {"batch_norm", fast(batch_norm), METH_FASTCALL, "(x, weight, bias, eps, add, activation) -> (y, mean, m2)"},
+    {"affine", fast(affine), METH_FASTCALL,
+     "(x, mean, var, weight, bias, eps, add, activation, mask) -> y"},
     {"takes", takes, METH_O, "(x) -> bool: whether the kernels take this tensor"},
     {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
     {"set_cache_limit", set_cache_limit, METH_O, "(bytes) -> None: how much memory of freed results is kept"},
