@@ -36,8 +36,8 @@ lint: $(STAMP) ## format check, lint, types, import contract, spelling
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
-bench: $(STAMP) ## time the layers against torch.nn on this machine
-	$(BIN)/python benchmarks/layers.py $(ARGS)
+bench: $(STAMP) ## time the ops against torch, eager and compiled (ARGS=--quick takes two minutes)
+	$(BIN)/musigma bench $(ARGS)
 
 # Below: what the six call, or what only a maintainer needs.
 

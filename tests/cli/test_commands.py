@@ -220,7 +220,7 @@ def test_version() -> None:
 def test_every_command_has_a_line_of_help() -> None:
     done = run("--help")
     assert done.exit_code == 0
-    for command in ("doctor", "explain", "env", "demo"):
+    for command in ("doctor", "explain", "env", "demo", "bench"):
         assert f"│ {command}" in done.stdout
 
 

@@ -24,7 +24,7 @@ def test_large_mean_small_variance(dtype: torch.dtype, ratio: float, width: int)
     g = torch.Generator().manual_seed(width)
     x = (torch.randn(5, width, generator=g, dtype=torch.float64) + ratio).to(dtype)
     want = long_double_row_norm(x.numpy(), 1e-5)
-    y = ops.row_norm(x, 1, None, None, 1e-5, True, None)[0].numpy().astype(np.longdouble)
+    y = ops.row_norm(x, 1, None, None, 1e-5, True)[0].numpy().astype(np.longdouble)
     # the promise of every kernel, for the type that comes out
     assert abs(y - want).max() <= 4 * ULP[dtype] * max(abs(want).max(), 1e-30)
 
@@ -34,9 +34,9 @@ def test_scales_that_overflow_a_float32_square(scale: float) -> None:
     g = torch.Generator().manual_seed(0)
     x = (torch.randn(4, 8, 5, 5, generator=g, dtype=torch.float64) * scale).float()
     for got, want in (
-        (ops.row_norm(x, 3, None, None, 1e-5, True, None)[0], F.layer_norm(x.double(), x.shape[1:])),
-        (ops.row_norm(x, 3, None, None, 1e-6, False, None)[0], F.rms_norm(x.double(), x.shape[1:], eps=1e-6)),
-        (ops.group_norm(x, 2, None, None, 1e-5)[0], F.group_norm(x.double(), 2)),
+        (ops.row_norm(x, 3, None, None, 1e-5, True)[0], F.layer_norm(x.double(), x.shape[1:])),
+        (ops.row_norm(x, 3, None, None, 1e-6, False)[0], F.rms_norm(x.double(), x.shape[1:], eps=1e-6)),
+        (ops.group_norm(x, 2, None, None, 1e-5, None)[0], F.group_norm(x.double(), 2)),
     ):
         assert got.isfinite().all()
         assert (got - want).abs().max() <= 4 * ULP[torch.float32] * want.abs().max()
@@ -49,13 +49,13 @@ def test_row_norm_is_torchs_layer_norm_in_float64(n_dims: int) -> None:
         torch.randn(s, generator=g, dtype=torch.float64)
         for s in ((2, 3, 4), (2, 3, 4)[-n_dims:], (2, 3, 4)[-n_dims:])
     )
-    y, mean, rstd = ops.row_norm(x, n_dims, w, b, 1e-5, True, None)
+    y, mean, rstd = ops.row_norm(x, n_dims, w, b, 1e-5, True)
     torch.testing.assert_close(y, F.layer_norm(x, x.shape[-n_dims:], w, b), rtol=1e-12, atol=1e-12)
     dims = tuple(range(-n_dims, 0))
     torch.testing.assert_close(mean, x.mean(dims))
     torch.testing.assert_close(rstd, (x.var(dims, correction=0) + 1e-5).rsqrt())
     torch.testing.assert_close(
-        ops.row_norm(x, n_dims, w, None, 1e-6, False, None)[0], F.rms_norm(x, x.shape[-n_dims:], w, 1e-6)
+        ops.row_norm(x, n_dims, w, None, 1e-6, False)[0], F.rms_norm(x, x.shape[-n_dims:], w, 1e-6)
     )
 
 
@@ -66,10 +66,10 @@ def test_constant_channel_is_exactly_the_bias(value: float, n: int) -> None:
     bias = torch.tensor([3.0, -1.0])
     for layout in (torch.contiguous_format, torch.channels_last):
         x = torch.full((1, 2, n, 5), value).contiguous(memory_format=layout)
-        y = ops.group_norm(x, 1, None, bias, 1e-5)[0]
+        y = ops.group_norm(x, 1, None, bias, 1e-5, None)[0]
         assert torch.equal(y, bias[:, None, None].expand(1, 2, n, 5))
         count, mean, m2 = ops.moments(x, [0, 2, 3], None)
-        y = ops.affine(x, mean, m2 / count, None, bias, 1e-5)
+        y = ops.affine(x, mean, m2 / count, None, bias, 1e-5, None, None, None)
         assert torch.equal(y, bias[:, None, None].expand(1, 2, n, 5))
 
 
@@ -80,7 +80,7 @@ def test_moments_then_affine_is_batch_norm_with_the_notes_three_paths() -> None:
     b = torch.randn(3, generator=g, dtype=torch.float64).requires_grad_()
     dy = torch.randn(6, 3, 4, generator=g, dtype=torch.float64)
     count, mean, m2 = ops.moments(x, [0, 2], None)
-    y = ops.affine(x, mean, m2 / count, w, b, 1e-5)
+    y = ops.affine(x, mean, m2 / count, w, b, 1e-5, None, None, None)
     ours = torch.autograd.grad(y, (x, w, b), dy)
     theirs = torch.autograd.grad(F.batch_norm(x, None, None, w, b, training=True), (x, w, b), dy)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
@@ -101,7 +101,7 @@ def test_moments_then_affine_is_batch_norm_with_the_notes_three_paths() -> None:
 def test_half_inputs_keep_their_statistics_out_of_half() -> None:
     # C08: rstd of a zero row is 1/√eps = 1e6, which is inf in float16
     x = torch.zeros(1, 10, dtype=torch.float16, requires_grad=True)
-    y, _, rstd = ops.row_norm(x, 1, None, None, 1e-12, True, None)
+    y, _, rstd = ops.row_norm(x, 1, None, None, 1e-12, True)
     (y.float() * torch.arange(10.0) * 1e-3).sum().backward()
     assert rstd.dtype == torch.float64
     assert rstd.item() == pytest.approx(1e6)
@@ -110,12 +110,14 @@ def test_half_inputs_keep_their_statistics_out_of_half() -> None:
 
 def test_channels_last_comes_back_as_it_came_in() -> None:
     x = torch.randn(2, 4, 3, 5).to(memory_format=torch.channels_last).requires_grad_()
-    y = ops.group_norm(x, 2, None, None, 1e-5)[0]
+    y = ops.group_norm(x, 2, None, None, 1e-5, None)[0]
     assert y.is_contiguous(memory_format=torch.channels_last)
     (dx,) = torch.autograd.grad(y, x, torch.randn(2, 4, 3, 5))
     assert dx.is_contiguous(memory_format=torch.channels_last)
     count, mean, m2 = ops.moments(x, [0, 2, 3], None)
-    assert ops.affine(x, mean, m2 / count, None, None, 1e-5).is_contiguous(memory_format=torch.channels_last)
+    assert ops.affine(x, mean, m2 / count, None, None, 1e-5, None, None, None).is_contiguous(
+        memory_format=torch.channels_last
+    )
 
 
 def test_what_the_mask_drops_is_never_read() -> None:
@@ -137,6 +139,6 @@ def test_mask_weights_can_be_learned() -> None:
 def test_half_and_float32_weights_mix() -> None:
     x = torch.randn(4, 8).bfloat16().requires_grad_()
     w = torch.randn(8, requires_grad=True)
-    y = ops.row_norm(x, 1, w, None, 1e-5, True, None)[0]
+    y = ops.row_norm(x, 1, w, None, 1e-5, True)[0]
     y.sum().backward()
     assert (y.dtype, x.grad.dtype, w.grad.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)

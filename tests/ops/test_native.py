@@ -38,10 +38,10 @@ class Norm:
     def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
         if self.op == "row_norm":
             n_dims, center = self.extra
-            return ops.row_norm(x, n_dims, weight, bias, eps, center, None)[0]
+            return ops.row_norm(x, n_dims, weight, bias, eps, center)[0]
         if self.op == "group_norm":
-            return ops.group_norm(x, *self.extra, weight, bias, eps)[0]
-        return ops.batch_norm(x, weight, bias, eps)[0]
+            return ops.group_norm(x, *self.extra, weight, bias, eps, None)[0]
+        return ops.batch_norm(x, weight, bias, eps, None, None)[0]
 
     def rows(self, x: Tensor) -> Tensor:
         """x, in float64, as (rows, width), one set of statistics a row."""
@@ -313,20 +313,23 @@ def test_affine_over_scales_and_layouts(exponent: int) -> None:
     x = draw((3, 19, 4, 5), 0, torch.float32, scale=10.0**exponent)
     mean, var = x.double().mean((0, 2, 3)), x.double().var((0, 2, 3))
     weight, bias = draw((19,), 1, torch.float32), draw((19,), 2, torch.float32)
+    plain = (None, None, None)
     for t in (x, x.to(memory_format=torch.channels_last), x.transpose(2, 3)):
-        y = ops.affine(t, mean, var, weight, bias, 1e-5 * 10.0 ** min(2 * exponent, 0))
+        y = ops.affine(t, mean, var, weight, bias, 1e-5 * 10.0 ** min(2 * exponent, 0), *plain)
         with ops.use_kernels("reference"):
-            want = ops.affine(t.double(), mean, var, weight, bias, 1e-5 * 10.0 ** min(2 * exponent, 0))
+            want = ops.affine(
+                t.double(), mean, var, weight, bias, 1e-5 * 10.0 ** min(2 * exponent, 0), *plain
+            )
         assert (y.double() - want).abs().max() <= 4 * 2**-23 * want.abs().max()
 
 
 @pytest.mark.parametrize("mode", ["off", "reference"])
 def test_switched_off_the_ops_run_their_references(mode: str) -> None:
     x = draw((3, 101), 0, torch.float32)
-    want = ops.row_norm.reference(x, 1, None, None, 1e-5, True, None)[0]
-    assert not torch.equal(ops.row_norm(x, 1, None, None, 1e-5, True, None)[0], want)
+    want = ops.row_norm.reference(x, 1, None, None, 1e-5, True)[0]
+    assert not torch.equal(ops.row_norm(x, 1, None, None, 1e-5, True)[0], want)
     with ops.use_kernels(mode):
-        assert torch.equal(ops.row_norm(x, 1, None, None, 1e-5, True, None)[0], want)
+        assert torch.equal(ops.row_norm(x, 1, None, None, 1e-5, True)[0], want)
 
 
 def test_rounding_of_half_types_is_torchs() -> None:
@@ -337,7 +340,7 @@ def test_rounding_of_half_types_is_torchs() -> None:
         x = every.view(dtype)
         x = x[x.isfinite()][:, None]
         for scale in (1.0, 0.75, 1.0 + 2**-12):
-            y = ops.affine(x, mean, var, torch.tensor([scale]), None, 0.0)
+            y = ops.affine(x, mean, var, torch.tensor([scale]), None, 0.0, None, None, None)
             assert torch.equal(y, (x.float() * scale).to(dtype))
 
 
@@ -347,7 +350,7 @@ def test_compiled_autograd_records_the_backward_op() -> None:
 
     def grads() -> list[Tensor]:
         leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
-        ops.row_norm(leaves[0], 1, leaves[1], None, 1e-5, True, None)[0].pow(2).sum().backward()
+        ops.row_norm(leaves[0], 1, leaves[1], None, 1e-5, True)[0].pow(2).sum().backward()
         return [t.grad for t in leaves]
 
     want = grads()
@@ -363,11 +366,11 @@ def test_a_backward_given_statistics_of_another_size_reads_nothing_beyond_them()
     x, few = torch.randn(4, 6, 5), torch.zeros(2, dtype=torch.float64)
     call = torch.ops.musigma
     needs = [True, True, True]
-    for dx, _, _ in (
+    for dx, *_ in (
         # the references find the statistics again, whatever they are told
-        call.row_norm_backward(x, x, 1, None, None, few, few, 1e-5, True, None, needs),
-        call.batch_norm_backward(x, x, None, few, few, 1e-5, needs),
-        call.group_norm_backward(x, x, 2, None, few, few, 1e-5, needs),
+        call.row_norm_backward(x, x, 1, None, few, few, 1e-5, True, needs),
+        call.batch_norm_backward(x, x, None, None, None, few, few, 1e-5, None, [*needs, False]),
+        call.group_norm_backward(x, x, 2, None, None, few, few, 1e-5, None, needs),
     ):
         assert dx.shape == x.shape
         assert dx.isfinite().all()
@@ -375,6 +378,6 @@ def test_a_backward_given_statistics_of_another_size_reads_nothing_beyond_them()
 
 @pytest.mark.parametrize("op", ["row_norm", "group_norm"])
 def test_a_number_too_large_for_a_machine_word_is_refused(op: str) -> None:
-    rest = (None, None, 1e-5, True, None) if op == "row_norm" else (None, None, 1e-5)
+    rest = (None, None, 1e-5, True) if op == "row_norm" else (None, None, 1e-5, None)
     with pytest.raises((RuntimeError, OverflowError, TypeError)):
         ops.OPS[op](torch.randn(4, 6), 2**70, *rest)

@@ -134,3 +134,26 @@ def test_half_buffers_move_as_far_as_half_can() -> None:
     take_in((mean, var, torch.tensor(0)), X)
     assert mean.dtype == torch.bfloat16
     torch.testing.assert_close(mean.float(), torch.tensor([0.3, 3.0]), rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_channels_may_differ_in_their_counts(momentum: float | None) -> None:
+    """Under a mask each channel has its own: empty ones keep everything, single values the variance."""
+    count = torch.tensor([0.0, 1.0, 5.0, 5.0, torch.nan]).double()
+    mean, m2 = (
+        torch.tensor([9.0, 2.0, 3.0, torch.inf, 1.0]).double(),
+        torch.tensor([9.0, 0.0, 8.0, 1.0, 1.0]).double(),
+    )
+    results = []
+    for mode in ("auto", "reference"):
+        running = torch.full((5,), 0.5), torch.full((5,), 4.0), torch.tensor(2)
+        with ops.use_kernels(mode):
+            ops.running_update_(*running, count, mean, m2, momentum)
+            ops.running_update_(*running, torch.zeros(5).double(), mean, m2, momentum)
+        results.append(running)
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    kept = torch.full((5,), 0.5), torch.full((5,), 4.0)
+    factor = momentum or 1 / 3
+    kept[0][1:3] += (mean[1:3] - 0.5).float() * factor
+    kept[1][2] += (8.0 / 4 - 4.0) * factor
+    torch.testing.assert_close(results[0], (*kept, torch.tensor(3)), rtol=1e-6, atol=0)

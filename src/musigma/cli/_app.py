@@ -10,6 +10,7 @@ import typer
 
 from musigma._version import __version__
 from musigma.cli import _console, _exit
+from musigma.cli._bench import bench
 from musigma.cli._demo import demo
 from musigma.cli._doctor import doctor
 from musigma.cli._env import env
@@ -27,6 +28,7 @@ app.command("doctor")(doctor)
 app.command("explain")(explain)
 app.command("env")(env)
 app.command("demo")(demo)
+app.command("bench")(bench)
 
 
 def _version(asked: bool) -> bool:

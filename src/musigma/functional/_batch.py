@@ -122,13 +122,17 @@ def batch_norm(
     if tracked and momentum is None and num_batches_tracked is None:
         raise ValueError("momentum=None (the average of all batches) needs num_batches_tracked to count them")
     batch = None
+    # Of another dtype it is added to the rounded result, as `+` would.
+    after = add if add is None or add.dtype is input.dtype else None, activation
+    apart = after[0] is not add
+    if apart:
+        after = None, None
     if training:
-        y, batch = _by_batch_statistics(input, tracked, weight, bias, eps, mask, group)
+        y, batch = _by_batch_statistics(input, tracked, weight, bias, eps, mask, group, *after)
     else:
-        y = by_running_statistics(input, running_mean, running_var, weight, bias, eps)
-    if add is not None:
-        y = (y + add).to(y.dtype)
-    y = activate(y, activation)
+        y = by_running_statistics(input, running_mean, running_var, weight, bias, eps, *after)
+    if apart:
+        y = _finished(y, add, activation)
     if batch is not None and running_mean is not None and running_var is not None:
         update(running_mean, running_var, num_batches_tracked, batch, momentum)
     return y
@@ -141,6 +145,11 @@ def _check_options(training: bool, eps: float, activation: str | None, x: Tensor
         check_add(x, add)
 
 
+def _finished(y: Tensor, add: Tensor | None, activation: str | None) -> Tensor:
+    """What comes after the affine, one step after the other."""
+    return activate(y if add is None else (y + add).to(y.dtype), activation)
+
+
 def by_running_statistics(
     x: Tensor,
     mean: Tensor | None,
@@ -148,15 +157,17 @@ def by_running_statistics(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
+    add: Tensor | None = None,
+    activation: str | None = None,
 ) -> Tensor:
     """y by statistics that were there before; `check_running` has made sure that they were."""
     assert mean is not None
     assert var is not None
     check_variances(var)
     if selected("affine", x):
-        return affine(x, mean, var, weight, bias, eps)
+        return affine(x, mean, var, weight, bias, eps, add, activation, None)
     dtype = compute_dtype(x)
-    return torch.batch_norm(
+    y = torch.batch_norm(
         x,
         *affine_for(x, weight, bias, x.shape[1:2]),
         cast(mean, dtype),
@@ -166,6 +177,7 @@ def by_running_statistics(
         eps,
         torch.backends.cudnn.enabled,
     )
+    return _finished(y, add, activation)
 
 
 def _by_batch_statistics(
@@ -176,24 +188,28 @@ def _by_batch_statistics(
     eps: float,
     mask: Tensor | None,
     group: ProcessGroup | None,
+    add: Tensor | None,
+    activation: str | None,
 ) -> tuple[Tensor, Statistics | None]:
     """y, and the statistics for the running ones to take in: None where they are not asked for or empty."""
     if mask is not None or group is not None:
-        return _by_gathered_statistics(x, weight, bias, eps, mask, group)
+        return _by_gathered_statistics(x, weight, bias, eps, mask, group, add, activation)
     count = x.numel() // x.shape[1] if x.numel() else 0
     if count == 1:
         raise ValueError(_too_few(x, "batch_norm cannot normalize a single one"))
     if count and not transforms_active() and selected("batch_norm", x):
-        y, mean, m2 = batch_norm_op(x, weight, bias, eps)
+        y, mean, m2 = batch_norm_op(x, weight, bias, eps, add, activation)
         return y, (m2.new_full((), count), mean, m2)
     if count and transforms_active():
         own = moments(x, _all_but_channels(x))
-        return affine(x, own.mean, own.var(), weight, bias, eps), (own.count, own.mean, own.m2)
+        y = affine(x, own.mean, own.var(), weight, bias, eps, add, activation, None)
+        return y, (own.count, own.mean, own.m2)
     track = track and count > 0
     mean, var = landing(x) if track else (None, None)
     y = torch.batch_norm(
         x, *affine_for(x, weight, bias, x.shape[1:2]), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
     )
+    y = _finished(y, add, activation)
     if mean is None or var is None:
         return y, None
     return y, from_torch(mean, var, count)
@@ -206,6 +222,8 @@ def _by_gathered_statistics(
     eps: float,
     mask: Tensor | None,
     group: ProcessGroup | None,
+    add: Tensor | None,
+    activation: str | None,
 ) -> tuple[Tensor, Statistics]:
     """y by the moments of what the mask keeps on all ranks: moments → gather and merge → affine."""
     if mask is not None:
@@ -219,11 +237,12 @@ def _by_gathered_statistics(
         # anything above 0.) All ranks hold the same counts, so that all of them raise or none does.
         weights = mask is not None and mask.is_floating_point()
         few = all_ranks.count <= 0 if weights else all_ranks.count < 2
-        if few.any():
+        # (Where nobody has a value there is nothing to normalize, and nothing to take in.)
+        if few.any() and (x.numel() or all_ranks.count.any()):
             raise ValueError(_too_few(x, _whose(few, mask, group)))
     if mask is not None:
         x = without_nan(x, mask)
-    y = affine(x, all_ranks.mean, all_ranks.var(), weight, bias, eps)
+    y = affine(x, all_ranks.mean, all_ranks.var(), weight, bias, eps, add, activation, None)
     return y, (all_ranks.count, all_ranks.mean, all_ranks.m2)
 
 

@@ -96,7 +96,7 @@ def group_norm(
     elif mask is not None:
         y, _ = _masked(input, num_groups, weight, bias, eps, mask)
     elif selected("group_norm", input):
-        y = group_norm_op(input, num_groups, weight, bias, eps)[0]
+        return group_norm_op(input, num_groups, weight, bias, eps, activation)[0]
     else:
         x, weight, bias = matched(input, weight, bias, input.shape[1:2])
         y = torch.group_norm(x, num_groups, weight, bias, eps)
@@ -211,17 +211,22 @@ def instance_norm(
     check_activation(activation)
     batch = None
     if use_input_stats:
-        y, batch = _by_instance(input, running_mean is not None, weight, bias, eps, mask)
+        y, batch = _by_instance(input, running_mean is not None, weight, bias, eps, mask, activation)
     else:
-        y = by_running_statistics(input, running_mean, running_var, weight, bias, eps)
-    y = activate(y, activation)
+        y = by_running_statistics(input, running_mean, running_var, weight, bias, eps, None, activation)
     if batch is not None and running_mean is not None and running_var is not None:
         update(running_mean, running_var, None, batch, momentum)
     return y
 
 
 def _by_instance(
-    x: Tensor, track: bool, weight: Tensor | None, bias: Tensor | None, eps: float, mask: Tensor | None
+    x: Tensor,
+    track: bool,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    mask: Tensor | None,
+    activation: str | None,
 ) -> tuple[Tensor, Statistics | None]:
     """y, and where asked for the examples' statistics averaged."""
     positions = math.prod(x.shape[2:])
@@ -231,20 +236,21 @@ def _by_instance(
             "a channel is always normalized to 0. Use LayerNorm or GroupNorm over the channels instead"
         )
     if x.numel() == 0:
-        return only_bias(x, *_per_channel(x, weight, bias)), None
+        return activate(only_bias(x, *_per_channel(x, weight, bias)), activation), None
     if mask is not None:
         y, kept = _masked(x, x.shape[1], weight, bias, eps, mask)
+        y = activate(y, activation)
         # as if every example had two values: their unbiased variance is then M2 itself
         return y, (kept.count.new_full((), 2.0), kept.mean.mean(0), kept.var(correction=1).mean(0))
     if selected("group_norm", x) or transforms_active():
-        y, mean, m2 = group_norm_op(x, x.shape[1], weight, bias, eps)
+        y, mean, m2 = group_norm_op(x, x.shape[1], weight, bias, eps, activation)
         count = mean.new_full((), positions)
         return y, (count, mean.mean(0), m2.mean(0)) if track else None
     mean, var = landing(x) if track else (None, None)
     y = torch.instance_norm(
         x, *affine_for(x, weight, bias, x.shape[1:2]), mean, var, True, 1.0, eps, torch.backends.cudnn.enabled
     )
-    y = y.contiguous(memory_format=memory_format(x))
+    y = activate(y.contiguous(memory_format=memory_format(x)), activation)
     if mean is None or var is None:
         return y, None
     return y, from_torch(mean, var, positions)

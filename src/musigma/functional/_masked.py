@@ -49,5 +49,5 @@ def normalized_rows(
         mean, var = torch.zeros_like(mean), var + mean.square()
     var = torch.where(full, var, 1.0)
     values = without_nan(x, mask).to(compute_dtype(x)).reshape(1, -1, width)
-    y = affine(values, mean.flatten(), var.flatten(), None, None, eps)
+    y = affine(values, mean.flatten(), var.flatten(), None, None, eps, None, None, None)
     return y.reshape(x.shape), kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from musigma.nn._batch_norm import _BatchNorm
+from musigma.statistics._calls import calling
 
 
 class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
@@ -20,6 +22,12 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
     every rank normalizes by the same bits and ends with the same running statistics. The ranks' batches may
     differ in size and be empty; the gradients are those of one process with the whole batch. In evaluation,
     without an initialized process group, or in a group of one, it is `BatchNorm1d`, for any number of dims.
+
+    **Every rank has to make every call**, forward and backward, equally often and in the same order; a rank
+    without data passes an empty batch. Where they don't, each of them gets an error that says where all ranks
+    are and how often they have called the layer: at once where they meet in different calls, else when
+    `timeout` ends (a class or instance attribute; None for the group's own, 30 minutes in gloo). That costs
+    no communication as long as nobody waits. It is done on the CPU, and not in compiled graphs.
 
     DistributedDataParallel refuses torch's layer on the CPU, where that cannot run, and with it all that
     derives from it; importing ``musigma.nn`` makes it tell this one apart.
@@ -42,6 +50,8 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
         the sample variance", on merging.
     """
 
+    timeout: timedelta | None = None
+
     def __init__(
         self,
         num_features: int,
@@ -57,6 +67,21 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
         self.process_group = process_group
+
+    def forward(
+        self,
+        input: Tensor,
+        *,
+        mask: Tensor | None = None,
+        add: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Tensor:
+        if torch.compiler.is_compiling():
+            return super().forward(input, mask=mask, add=add, activation=activation)
+        with calling(self, self.timeout):
+            return super().forward(input, mask=mask, add=add, activation=activation)
+
+    forward.__doc__ = _BatchNorm.forward.__doc__
 
     def _check_input_dim(self, input: Tensor) -> None:
         super()._check_input_dim(input)

@@ -48,6 +48,19 @@ def all_but_channels(x: Tensor) -> list[int]:
     return [0, *range(2, x.dim())]
 
 
+def check_add(x: Tensor, add: Tensor | None) -> None:
+    """What is added is like x.
+
+    Raises:
+        RuntimeError: it has another shape or dtype.
+    """
+    if add is not None and (add.shape != x.shape or add.dtype is not x.dtype):
+        raise RuntimeError(
+            f"add must be like x, {x.dtype} of shape {tuple(x.shape)}; got {add.dtype} of shape "
+            f"{tuple(add.shape)}"
+        )
+
+
 def none(x: Tensor) -> Tensor:
     """The empty tensor that stands for a gradient nobody asked for."""
     return x.new_empty(0)

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Real, Shaped
 from torch import Tensor
 
 from musigma import ops
+from musigma.statistics._ranks import merged
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,17 +117,22 @@ class Moments:
         gathered and merged in rank order: every rank gets the same bits, whatever the counts, zero included.
         Without an initialized process group this is the identity.
 
+        Every rank has to make the call. On the CPU, ranks that don't meet in it get an error that says where
+        each of them is, at once where they have met in different calls, else when the group's timeout ends.
+
         Args:
             group: the process group; the default one if None.
 
         Returns:
             the merged moments, on every rank.
+
+        Raises:
+            RuntimeError: the ranks make different calls, or one of them does not come or has left.
         """
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
             return self
-        mine = torch.stack([self.count.expand_as(self.mean).to(self.mean.dtype), self.mean, self.m2])
-        triples = _Gather.apply(mine, group)
-        return Moments.merge(Moments(*triple) for triple in triples)
+        count = self.count.expand_as(self.mean).to(self.mean.dtype)
+        return Moments(*merged((count, self.mean, self.m2), _merge, group))
 
     def detach(self) -> Moments:
         """The same numbers, outside autograd."""
@@ -137,21 +143,9 @@ class Moments:
         return Moments(*(t.to(*args, **kwargs) for t in (self.count, self.mean, self.m2)))
 
 
-class _Gather(torch.autograd.Function):
-    """Every rank's tensor, stacked in rank order; its gradient is summed over the ranks that used it."""
-
-    @staticmethod
-    def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, mine.contiguous(), group=group)
-        return torch.stack(parts)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        total = grad.contiguous().clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total[dist.get_rank(ctx.group)], None
+def _merge(triples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    every = Moments.merge(Moments(*triple) for triple in triples)
+    return every.count, every.mean, every.m2
 
 
 def moments(

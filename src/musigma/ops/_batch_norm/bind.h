@@ -6,9 +6,11 @@
 namespace musigma::batch_norm {
 
 using Result = std::tuple<Tensor, Tensor, Tensor>;
-using Forward = Result(const Tensor&, const MaybeTensor&, const MaybeTensor&, double);
-using Backward = Result(
-    const Tensor&, const Tensor&, const MaybeTensor&, const Tensor&, const Tensor&, double, std::array<bool, 3>);
+using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Forward = Result(const Tensor&, const MaybeTensor&, const MaybeTensor&, double, const MaybeTensor&, Name);
+using Backward = Grads(
+    const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, const Tensor&, const Tensor&,
+    double, Name, std::array<bool, 4>);
 
 inline auto& forward_op() {
   static auto h = op<Forward>("musigma::batch_norm");
@@ -27,109 +29,118 @@ inline auto& backward_reference() {
   return h;
 }
 
-inline bool supported(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, DType& type) {
-  if (!enabled || !storage_type(x, type) || x.dim() < 2 || x.numel() == 0) return false;
+inline bool supported(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, const MaybeTensor& add, DType& type) {
+  if (!enabled || !storage_type(x, type) || x.dim() < 2 || x.numel() == 0 || !is_add(add, x)) return false;
   const auto channels = x.sizes().slice(1, 1);
   return is_parameter(weight, channels) && is_parameter(bias, channels) && readable(weight) && readable(bias);
 }
 
-inline void center(Coefficient& at, const Statistics& s, int64_t c) {
-  if (s.pivot.defined())
-    at.center(c, s.pivot.const_data_ptr<double>()[c], s.offset.const_data_ptr<double>()[c]);
-  else
-    at.center(c, s.mean.const_data_ptr<double>()[c]);
-}
-
-inline bool wide(const Image& x, const double* m2, double eps) {
-  if (x.layout.type == DType::kFloat64) return true;
-  for (int64_t c = 0; c < x.layout.channels; c++)
-    if (!float_range(m2[c] / (double)x.count() + eps)) return true;
-  return false;
-}
-
-inline Result forward(const Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
+inline Result forward(
+    const Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias, double eps, const MaybeTensor& add,
+    Name activation) {
   DType type;
-  if (!supported(input, weight, bias, type)) return reference().call(input, weight, bias, eps);
+  Activation kind;
+  if (!supported(input, weight, bias, add, type) || !activation_of(activation, kind))
+    return reference().call(input, weight, bias, eps, add, activation);
+  Scratch scratch;
   const Image x(input, type);
-  Statistics s = statistics(x);
-  const double* m2 = s.m2.const_data_ptr<double>();
-  Coefficient at(x.held, x.layout.channels, wide(x, m2, eps));
-  const Values w(weight, 1.0), b(bias, 0.0);
-  for (int64_t c = 0; c < x.layout.channels; c++) {
-    center(at, s, c);
-    at.scale(c, w[c] / std::sqrt(m2[c] / (double)x.count() + eps));
-    at.shift(c, b[c]);
-  }
-  Tensor y = run_affine(x, at);
-  return {std::move(y), std::move(s.mean), std::move(s.m2)};
-}
-
-inline Result backward(
-    const Tensor& grad, const Tensor& input, const MaybeTensor& weight, const Tensor& mean, const Tensor& m2_, double eps,
-    std::array<bool, 3> needs) {
-  DType type;
-  if (!supported(input, weight, std::nullopt, type) || !is_like(grad, input) ||
-      !is_statistic(mean, input.size(1)) || !is_statistic(m2_, input.size(1)))
-    return backward_reference().call(grad, input, weight, mean, m2_, eps, needs);
-  const Image x(input, type);
-  const Tensor dy = x.alike(grad);
+  const Tensor more = add ? x.alike(*add) : Tensor();
   const int64_t channels = x.layout.channels;
+  Tensor mean = doubles({channels}), m2 = doubles({channels});
+  const Statistics s = statistics(x, mean.mutable_data_ptr<double>(), m2.mutable_data_ptr<double>(), scratch);
+  const double* rstd = roots(s.m2, (double)x.count(), eps, channels, scratch);
+  Coefficient at(channels, scratch);
+  at.forward(needs_double(type, rstd, channels), s, rstd, values_of(weight, 1.0, channels, scratch),
+             values_of(bias, 0.0, channels, scratch));
+  Tensor y = run_affine(x, at, {add ? more.const_data_ptr() : nullptr, kind});
+  return {std::move(y), std::move(mean), std::move(m2)};
+}
+
+inline Grads backward(
+    const Tensor& grad, const Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias, const MaybeTensor& add,
+    const Tensor& mean, const Tensor& m2, double eps, Name activation, std::array<bool, 4> needs) {
+  DType type;
+  Activation kind;
+  if (!supported(input, weight, bias, add, type) || !activation_of(activation, kind) || !is_like(grad, input) ||
+      !is_statistic(mean, input.size(1)) || !is_statistic(m2, input.size(1)))
+    return backward_reference().call(grad, input, weight, bias, add, mean, m2, eps, activation, needs);
+  Scratch scratch;
+  const Image x(input, type);
+  const Tensor dy = x.alike(grad), more = add ? x.alike(*add) : Tensor();
+  const int64_t channels = x.layout.channels;
+  const Tensor mean_c = mean.contiguous(), m2_c = m2.contiguous();
+  Statistics s{mean_c.const_data_ptr<double>(), m2_c.const_data_ptr<double>()};
   // The saved mean is one double, enough for every type but float64.
-  const Statistics s = type == DType::kFloat64 ? statistics(x) : Statistics{mean.contiguous(), m2_.contiguous(), {}, {}};
-  const double* m2 = s.m2.const_data_ptr<double>();
-  Coefficient at(x.held, channels, wide(x, m2, eps));
-  const double n = (double)x.count();
-  for (int64_t c = 0; c < channels; c++) center(at, s, c), at.scale(c, 1.0 / std::sqrt(m2[c] / n + eps));
-  const Tensor sums = run_sums(x, dy, at);
-  const double* sum = sums.const_data_ptr<double>();  // of dy, then of dy·x̂
-  Tensor dx;
+  if (type == DType::kFloat64)
+    s = statistics(x, scratch.take<double>(channels), scratch.take<double>(channels), scratch);
+  const double n = (double)x.count(), *rstd = roots(s.m2, n, eps, channels, scratch);
+  const double *w = values_of(weight, 1.0, channels, scratch), *b = values_of(bias, 0.0, channels, scratch);
+  Coefficient at(channels, scratch);
+  at.forward(needs_double(type, rstd, channels), s, rstd, w, b);
+  // What comes back through an activation behind a sum is the gradient of what was added, and the rest goes on from it.
+  const bool through_sum = kind != Activation::kNone && add.has_value();
+  Tensor dadd = through_sum ? x.like() : needs[3] ? dy.clone() : none(input);
+  const double* sum = run_sums(x, dy, at, rstd, scratch, {add ? more.const_data_ptr() : nullptr, kind},
+                               through_sum ? dadd.mutable_data_ptr() : nullptr);
+  Tensor dx = none(input);
   if (needs[0]) {
-    // dx = rstd·w·(dy − mean(dy) − x̂·mean(dy·x̂))
-    const Values w(weight, 1.0);
-    for (int64_t c = 0; c < channels; c++) {
-      const double rstd = 1.0 / std::sqrt(m2[c] / n + eps), scale = w[c] * rstd;
-      at.scale(c, scale);
-      at.slope(c, -scale * rstd * (sum[channels + c] / n));
-      at.shift(c, -scale * (sum[c] / n));
-    }
-    dx = run_gradient(x, dy, at, true);
+    double *mean_g = scratch.take<double>(channels), *mean_product = scratch.take<double>(channels);
+    for (int64_t c = 0; c < channels; c++)
+      mean_g[c] = w[c] * sum[c] / n, mean_product[c] = w[c] * sum[channels + c] / n;
+    at.backward(rstd, mean_g, mean_product);
+    dx = through_sum ? run_gradient(x, dadd.const_data_ptr(), at, Activation::kNone)
+                     : run_gradient(x, dy.const_data_ptr(), at, kind);
   }
   const auto parameter = parameter_type(input, weight);
-  return {needs[0] ? dx : none(input), needs[1] ? as_type(sum + channels, channels, input, parameter) : none(input),
-          needs[2] ? as_type(sum, channels, input, parameter) : none(input)};
+  return {std::move(dx), needs[1] ? as_type(sum + channels, channels, parameter) : none(input),
+          needs[2] ? as_type(sum, channels, parameter) : none(input), needs[3] ? std::move(dadd) : none(input)};
 }
 
 struct Op {
   static constexpr const char* kName = "BatchNormBackward";
-  static constexpr int kInputs = 3, kSaved = 4;  // x, weight, bias; x, weight, mean, m2
-  using Plain = std::tuple<double>;
+  static constexpr int kInputs = 4, kSaved = 6;  // x, weight, bias, add; and mean, m2
+  using Plain = std::tuple<double, int64_t>;
 
   static variable_list backward(
       const variable_list& grads, const std::array<Tensor, kSaved>& saved, const Plain& plain,
-      const std::array<bool, kInputs>& needs) {
-    if (!grads[0].defined()) return variable_list(kInputs);
-    auto [dx, dweight, dbias] =
-        backward_op().call(grads[0], saved[0], maybe(saved[1]), saved[2], saved[3], std::get<0>(plain), needs);
-    return {needs[0] ? dx : Tensor(), needs[1] ? dweight : Tensor(), needs[2] ? dbias : Tensor()};
+      std::array<bool, kInputs> needs) {
+    const auto& [eps, activation] = plain;
+    // Without an activation what was added gets dy itself.
+    const bool passed = activation == 0 && needs[3];
+    needs[3] = needs[3] && !passed;
+    auto [dx, dweight, dbias, dadd] = backward_op().call(
+        grads[0], saved[0], maybe(saved[1]), maybe(saved[2]), maybe(saved[3]), saved[4], saved[5], eps,
+        name_of(activation), needs);
+    return {needs[0] ? dx : Tensor(), needs[1] ? dweight : Tensor(), needs[2] ? dbias : Tensor(),
+            passed ? grads[0] : needs[3] ? dadd : Tensor()};
   }
 };
 
 inline Result forward_autograd(
-    c10::DispatchKeySet keys, const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
-  if (has_tangent(x, weight, bias)) return reference().call(x, weight, bias, eps);
+    c10::DispatchKeySet keys, const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+    const MaybeTensor& add, Name activation) {
+  Activation kind;
+  if (has_tangent(x, weight, bias, add) || !activation_of(activation, kind))
+    return reference().call(x, weight, bias, eps, add, activation);
+  const bool active = kind != Activation::kNone;
   return record<Op>(
-      [&] { return forward_op().redispatch(keys & c10::after_autograd_keyset, x, weight, bias, eps); }, {eps},
-      [&](Result& r) { return std::array<Tensor, 4>{x, tensor(weight), std::get<1>(r), std::get<2>(r)}; },
-      [](Result& r) { return std::array<Tensor*, 1>{&std::get<0>(r)}; }, x, weight, bias);
+      [&] { return forward_op().redispatch(keys & c10::after_autograd_keyset, x, weight, bias, eps, add, activation); },
+      {eps, (int64_t)kind},
+      [&](Result& r) {
+        return std::array<Tensor, 6>{x, tensor(weight), active ? tensor(bias) : Tensor(), active ? tensor(add) : Tensor(),
+                                     std::get<1>(r), std::get<2>(r)};
+      },
+      [](Result& r) { return std::array<Tensor*, 1>{&std::get<0>(r)}; }, x, weight, bias, add);
 }
 
-inline Result backward_autograd(
-    c10::DispatchKeySet keys, const Tensor& dy, const Tensor& x, const MaybeTensor& weight, const Tensor& mean,
-    const Tensor& m2, double eps, std::array<bool, 3> needs) {
-  if (has_tangent(dy, x, weight) || requires_grad(dy, x, weight))
-    return backward_reference().call(dy, x, weight, mean, m2, eps, needs);
+inline Grads backward_autograd(
+    c10::DispatchKeySet keys, const Tensor& dy, const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+    const MaybeTensor& add, const Tensor& mean, const Tensor& m2, double eps, Name activation, std::array<bool, 4> needs) {
+  if (has_tangent(dy, x, weight, bias, add) || requires_grad(dy, x, weight, bias, add))
+    return backward_reference().call(dy, x, weight, bias, add, mean, m2, eps, activation, needs);
   at::AutoDispatchBelowADInplaceOrView below;
-  return backward_op().redispatch(keys & c10::after_autograd_keyset, dy, x, weight, mean, m2, eps, needs);
+  return backward_op().redispatch(
+      keys & c10::after_autograd_keyset, dy, x, weight, bias, add, mean, m2, eps, activation, needs);
 }
 
 }  // namespace musigma::batch_norm

@@ -1,16 +1,15 @@
 // group_norm at the dispatcher: CPU, autograd.
 #pragma once
 
-#include <vector>
-
 #include "../_native/channels.h"
 
 namespace musigma::group_norm {
 
 using Result = std::tuple<Tensor, Tensor, Tensor>;
-using Forward = Result(const Tensor&, int64_t, const MaybeTensor&, const MaybeTensor&, double);
+using Forward = Result(const Tensor&, int64_t, const MaybeTensor&, const MaybeTensor&, double, Name);
 using Backward = Result(
-    const Tensor&, const Tensor&, int64_t, const MaybeTensor&, const Tensor&, const Tensor&, double, std::array<bool, 3>);
+    const Tensor&, const Tensor&, int64_t, const MaybeTensor&, const MaybeTensor&, const Tensor&, const Tensor&, double, Name,
+    std::array<bool, 3>);
 
 inline auto& forward_op() {
   static auto h = op<Forward>("musigma::group_norm");
@@ -49,7 +48,7 @@ struct Shape {
     channels = x.held.size(1);
     positions = x.held.numel() / examples / channels;
     last = x.format != at::MemoryFormat::Contiguous;
-    bytes = x.held.element_size() * channels * positions;
+    bytes = x.bytes() / examples;
     if (!last)
       for (int64_t parts = std::min(groups, (bytes + kUnitBytes - 1) / kUnitBytes); parts <= groups; parts++)
         if (groups % parts == 0) {
@@ -73,18 +72,20 @@ struct Shape {
 // What one unit needs while it is worked on; a thread has one for all of its units.
 struct Workspace {
   const Shape& s;
-  std::vector<double> parts, mean, m2, pivot, sums;
-  std::vector<double> group_pivot, group_offset;
-  std::vector<double> coefficients;  // five arrays of doubles, or of floats
+  Scratch scratch;
+  double *parts, *mean, *m2, *pivot;                    // of sets
+  double *group_pivot, *group_offset, *group_rstd;      // of groups
+  double *first, *offset, *rstd, *mean_g, *mean_product;  // of channels
+  Coefficient at;
 
-  explicit Workspace(const Shape& s) : s(s) {
+  explicit Workspace(const Shape& s) : s(s), at(s.channels, scratch) {
     const Channels sets = s.sets(), elements = s.elements();
     const int64_t of_sets = parts_of(sets).count() * sets.channels, of_elements = parts_of(elements).count() * s.channels;
-    parts.resize(2 * std::max(of_sets, of_elements));
-    mean.resize(sets.channels), m2.resize(sets.channels), pivot.resize(sets.channels);
-    group_pivot.resize(s.groups), group_offset.resize(s.groups);
-    sums.resize(2 * s.channels);
-    coefficients.resize(5 * s.channels);
+    const auto take = [&](int64_t n, auto&... arrays) { ((arrays = scratch.take<double>(n)), ...); };
+    take(2 * std::max(of_sets, of_elements), parts);
+    take(sets.channels, mean, m2, pivot);
+    take(s.groups, group_pivot, group_offset, group_rstd);
+    take(s.channels, first, offset, rstd, mean_g, mean_product);
   }
 
   // Mean (one double) and M2 of every group of the unit at x, and the mean in two parts for float64.
@@ -96,11 +97,11 @@ struct Workspace {
     if (in_two)
       for (int64_t c = 0; c < l.channels; c++)
         pivot[c] = ((const double*)x)[s.last ? c / each * each : c * l.inner];
-    double* part_m2 = parts.data() + p.count() * l.channels;
-    const ChannelMoments a{l, p, false, x, in_two ? pivot.data() : nullptr, parts.data(), part_m2};
+    double* part_m2 = parts + p.count() * l.channels;
+    const ChannelMoments a{l, p, false, x, in_two ? pivot : nullptr, parts, part_m2};
     const int64_t total = units(l, p);
     parallel(total, s.channels * s.positions / total, [&](int64_t b, int64_t e) { kernels().channel_moments(a, b, e); });
-    kernels().join_moments({l, p, parts.data(), part_m2, mean.data(), m2.data()}, 0, l.channels);
+    kernels().join_moments({l, p, parts, part_m2, mean, m2}, 0, l.channels);
     for (int64_t g = 0; g < s.groups; g++) {
       double center = mean[g * each], square = m2[g * each];
       for (int64_t k = 1; k < each; k++) {
@@ -115,29 +116,32 @@ struct Workspace {
     }
   }
 
-  bool wide(const double* m2s, double eps) const {
-    if (s.type == DType::kFloat64) return true;
-    for (int64_t g = 0; g < s.groups; g++)
-      if (!float_range(m2s[g] / s.count() + eps)) return true;
-    return false;
+  // A group's values, for each of its channels.
+  void spread(const double* of_groups, double* of_channels) const {
+    for (int64_t g = 0; g < s.groups; g++) std::fill_n(of_channels + g * s.width(), s.width(), of_groups[g]);
   }
 
-  void set(int k, int64_t c, double v, bool wide) {
-    if (wide)
-      coefficients[k * s.channels + c] = v;
-    else
-      ((float*)coefficients.data())[k * s.channels + c] = (float)v;
+  // The coefficients of the unit, by statistics that `statistics` (for float64) or somebody before it has found.
+  void coefficients(const double* means, const double* m2s, double eps, const double* weight, const double* bias) {
+    const bool in_two = s.type == DType::kFloat64;
+    kernels().roots({m2s, s.count(), eps, group_rstd}, s.groups);
+    spread(group_rstd, rstd), spread(in_two ? group_pivot : means, first);
+    if (in_two) spread(group_offset, offset);
+    at.forward(needs_double(s.type, group_rstd, s.groups),
+               Statistics{first, nullptr, in_two ? first : nullptr, in_two ? offset : nullptr}, rstd, weight, bias);
   }
-  // The center of a group, for all of its channels.
-  void center(int64_t g, const double* means, bool wide) {
-    double first = wide ? means[g] : (double)(float)means[g], second = means[g] - first;
-    if (s.type == DType::kFloat64) first = group_pivot[g], second = group_offset[g];
-    for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++) set(0, c, first, wide), set(1, c, second, wide);
+
+  // And those of the way back, by the sums of g and of g·x̂.
+  void backward(const double* of_g, const double* of_product, const double* weight) {
+    for (int64_t g = 0; g < s.groups; g++) {
+      const int64_t begin = g * s.width(), end = begin + s.width();
+      double g0 = 0, g1 = 0;
+      for (int64_t c = begin; c < end; c++) g0 += weight[c] * of_g[c], g1 += weight[c] * of_product[c];
+      std::fill(mean_g + begin, mean_g + end, g0 / s.count());
+      std::fill(mean_product + begin, mean_product + end, g1 / s.count());
+    }
+    at.backward(rstd, mean_g, mean_product);
   }
-  const void* array(int k, bool wide) const {
-    return (const char*)coefficients.data() + k * s.channels * (wide ? 8 : 4);
-  }
-  Coefficients get(bool wide) const { return {wide, array(0, wide), array(1, wide), array(2, wide), array(3, wide)}; }
 };
 
 // Units side by side where there are enough of them, else one after the other with the threads inside each.
@@ -154,135 +158,122 @@ void for_units(const Shape& s, F f) {
 }
 
 inline Result forward(
-    const Tensor& input, int64_t groups, const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
+    const Tensor& input, int64_t groups, const MaybeTensor& weight, const MaybeTensor& bias, double eps, Name activation) {
   DType type;
-  if (!supported(input, groups, weight, bias, type)) return reference().call(input, groups, weight, bias, eps);
+  Activation kind;
+  if (!supported(input, groups, weight, bias, type) || !activation_of(activation, kind))
+    return reference().call(input, groups, weight, bias, eps, activation);
+  Scratch scratch;
   const Image x(input, type);
   const Shape s(x, groups);
-  Tensor y = x.like(), mean = doubles(input, {input.size(0), groups}), m2 = doubles(input, {input.size(0), groups});
-  const Values w(weight, 1.0), b(bias, 0.0);
+  Tensor y = x.like(), mean = doubles({input.size(0), groups}), m2 = doubles({input.size(0), groups});
+  const double *w = values_of(weight, 1.0, input.size(1), scratch), *b = values_of(bias, 0.0, input.size(1), scratch);
   const char* from = (const char*)x.data();
   char* to = (char*)y.mutable_data_ptr();
   double *means = mean.mutable_data_ptr<double>(), *m2s = m2.mutable_data_ptr<double>();
+  const bool streamed = streams(x.bytes());
   for_units(s, [&](Workspace& work, int64_t n) {
     const int64_t first = s.channel(n);
     double *mean_n = means + n * s.groups, *m2_n = m2s + n * s.groups;
     work.statistics(from + n * s.bytes, mean_n, m2_n);
-    const bool wide = work.wide(m2_n, eps);
-    for (int64_t g = 0; g < s.groups; g++) {
-      const double rstd = 1.0 / std::sqrt(m2_n[g] / s.count() + eps);
-      work.center(g, mean_n, wide);
-      for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++)
-        work.set(2, c, w[first + c] * rstd, wide), work.set(3, c, b[first + c], wide);
-    }
-    const ChannelAffine a{s.elements(), from + n * s.bytes, to + n * s.bytes, work.get(wide)};
-    const int64_t all = lines(a.layout);
-    parallel(all, s.channels * s.positions / all, [&](int64_t b, int64_t e) { kernels().channel_affine(a, b, e); });
+    work.coefficients(mean_n, m2_n, eps, w + first, b + first);
+    const ChannelAffine a{s.elements(), from + n * s.bytes, nullptr, to + n * s.bytes, work.at.get(), kind, streamed};
+    over_lines(a.layout, [&](int64_t b, int64_t e) { kernels().channel_affine(a, b, e); });
   });
   return {std::move(y), std::move(mean), std::move(m2)};
 }
 
 inline Result backward(
-    const Tensor& grad, const Tensor& input, int64_t groups, const MaybeTensor& weight, const Tensor& mean,
-    const Tensor& m2, double eps, std::array<bool, 3> needs) {
+    const Tensor& grad, const Tensor& input, int64_t groups, const MaybeTensor& weight, const MaybeTensor& bias,
+    const Tensor& mean, const Tensor& m2, double eps, Name activation, std::array<bool, 3> needs) {
   DType type;
-  if (!supported(input, groups, weight, std::nullopt, type) || !is_like(grad, input) ||
+  Activation kind;
+  if (!supported(input, groups, weight, bias, type) || !activation_of(activation, kind) || !is_like(grad, input) ||
       !is_statistic(mean, input.size(0) * groups) || !is_statistic(m2, input.size(0) * groups))
-    return backward_reference().call(grad, input, groups, weight, mean, m2, eps, needs);
+    return backward_reference().call(grad, input, groups, weight, bias, mean, m2, eps, activation, needs);
+  Scratch scratch;
   const Image x(input, type);
   const Tensor dy = x.alike(grad);
   const Shape s(x, groups);
   const Tensor mean_c = mean.contiguous(), m2_c = m2.contiguous();
   Tensor dx = needs[0] ? x.like() : none(input);
-  const Tensor sums = doubles(input, {s.units, 2, s.channels});
-  const Values w(weight, 1.0);
+  const int64_t channels = input.size(1);
+  double* sums = scratch.take<double>(s.units * 2 * s.channels);
+  const double *w = values_of(weight, 1.0, channels, scratch), *b = values_of(bias, 0.0, channels, scratch);
   const char *from = (const char*)x.data(), *up = (const char*)dy.const_data_ptr();
   char* to = needs[0] ? (char*)dx.mutable_data_ptr() : nullptr;
+  const bool streamed = streams(x.bytes());
   for_units(s, [&](Workspace& work, int64_t n) {
     const int64_t first = s.channel(n);
     const double *means = mean_c.const_data_ptr<double>() + n * s.groups;
     const double *m2s = m2_c.const_data_ptr<double>() + n * s.groups;
     // The saved mean is one double: float64 has to find its second part again.
-    if (type == DType::kFloat64) {
-      std::vector<double> again(2 * s.groups);
-      work.statistics(from + n * s.bytes, again.data(), again.data() + s.groups);
-    }
-    const bool wide = work.wide(m2s, eps);
-    const auto rstd = [&](int64_t g) { return 1.0 / std::sqrt(m2s[g] / s.count() + eps); };
-    for (int64_t g = 0; g < s.groups; g++) {
-      work.center(g, means, wide);
-      const double r = rstd(g);
-      for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++) work.set(2, c, r, wide);
-    }
+    if (type == DType::kFloat64) work.statistics(from + n * s.bytes, work.mean_g, work.mean_product);
+    work.coefficients(means, m2s, eps, w + first, b + first);
     const Channels l = s.elements();
     const Parts p = parts_of(l);
-    double* sum = sums.mutable_data_ptr<double>() + n * 2 * s.channels;  // of dy, then of dy·x̂
-    const ChannelSums a{l, p, up + n * s.bytes, from + n * s.bytes, work.get(wide), work.parts.data()};
+    double *of_g = sums + n * 2 * s.channels, *of_product = of_g + s.channels;
+    const ChannelSums a{l, p, up + n * s.bytes, from + n * s.bytes, nullptr, nullptr, work.at.get(), kind, work.parts};
     const int64_t total = units(l, p);
     parallel(total, s.channels * s.positions / total, [&](int64_t b, int64_t e) { kernels().channel_sums(a, b, e); });
-    kernels().join_sums({p.count(), 2 * s.channels, work.parts.data(), sum}, 0, 2 * s.channels);
+    kernels().join_sums({p.count(), 2 * s.channels, work.parts, of_g}, 0, 2 * s.channels);
+    work.at.complete(work.rstd, of_g, of_product);
     if (!to) return;
-    for (int64_t g = 0; g < s.groups; g++) {
-      double g0 = 0, g1 = 0;
-      for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++)
-        g0 += w[first + c] * sum[c], g1 += w[first + c] * sum[s.channels + c];
-      const double r = rstd(g);
-      for (int64_t c = g * s.width(); c < (g + 1) * s.width(); c++) {
-        work.set(2, c, r * w[first + c], wide);
-        work.set(3, c, -r * (g0 / s.count()), wide);
-        work.set(4, c, -r * r * (g1 / s.count()), wide);
-      }
-    }
-    const ChannelGradient d{l, a.dy, a.x, to + n * s.bytes, work.get(wide), work.array(4, wide)};
-    const int64_t all = lines(l);
-    parallel(all, s.channels * s.positions / all, [&](int64_t b, int64_t e) { kernels().channel_gradient(d, b, e); });
+    work.backward(of_g, of_product, w + first);
+    const ChannelGradient d{l, a.dy, a.x, to + n * s.bytes, work.at.get(), kind, streamed};
+    over_lines(l, [&](int64_t b, int64_t e) { kernels().channel_gradient(d, b, e); });
   });
   // Of all examples, still unit by unit; then of all channels.
-  const int64_t channels = input.size(1);
-  std::vector<double> joined(2 * channels), total(2 * channels);
-  kernels().join_sums({input.size(0), 2 * channels, sums.const_data_ptr<double>(), joined.data()}, 0, 2 * channels);
+  double *joined = scratch.take<double>(2 * channels), *total = scratch.take<double>(2 * channels);
+  kernels().join_sums({input.size(0), 2 * channels, sums, joined}, 0, 2 * channels);
   for (int64_t c = 0; c < channels; c++) {
     const int64_t at = c / s.channels * 2 * s.channels + c % s.channels;
     total[c] = joined[at], total[channels + c] = joined[at + s.channels];
   }
   const auto parameter = parameter_type(input, weight);
-  return {std::move(dx), needs[1] ? as_type(total.data() + channels, channels, input, parameter) : none(input),
-          needs[2] ? as_type(total.data(), channels, input, parameter) : none(input)};
+  return {std::move(dx), needs[1] ? as_type(total + channels, channels, parameter) : none(input),
+          needs[2] ? as_type(total, channels, parameter) : none(input)};
 }
 
 struct Op {
   static constexpr const char* kName = "GroupNormBackward";
-  static constexpr int kInputs = 3, kSaved = 4;  // x, weight, bias; x, weight, mean, m2
-  using Plain = std::tuple<int64_t, double>;
+  static constexpr int kInputs = 3, kSaved = 5;  // x, weight, bias; and mean, m2
+  using Plain = std::tuple<int64_t, double, int64_t>;
 
   static variable_list backward(
       const variable_list& grads, const std::array<Tensor, kSaved>& saved, const Plain& plain,
       const std::array<bool, kInputs>& needs) {
-    const auto& [groups, eps] = plain;
-    auto [dx, dweight, dbias] =
-        backward_op().call(grads[0], saved[0], groups, maybe(saved[1]), saved[2], saved[3], eps, needs);
+    const auto& [groups, eps, activation] = plain;
+    auto [dx, dweight, dbias] = backward_op().call(
+        grads[0], saved[0], groups, maybe(saved[1]), maybe(saved[2]), saved[3], saved[4], eps, name_of(activation), needs);
     return {needs[0] ? dx : Tensor(), needs[1] ? dweight : Tensor(), needs[2] ? dbias : Tensor()};
   }
 };
 
 inline Result forward_autograd(
     c10::DispatchKeySet keys, const Tensor& x, int64_t groups, const MaybeTensor& weight, const MaybeTensor& bias,
-    double eps) {
-  if (has_tangent(x, weight, bias)) return reference().call(x, groups, weight, bias, eps);
+    double eps, Name activation) {
+  Activation kind;
+  if (has_tangent(x, weight, bias) || !activation_of(activation, kind))
+    return reference().call(x, groups, weight, bias, eps, activation);
   return record<Op>(
-      [&] { return forward_op().redispatch(keys & c10::after_autograd_keyset, x, groups, weight, bias, eps); },
-      {groups, eps},
-      [&](Result& r) { return std::array<Tensor, 4>{x, tensor(weight), std::get<1>(r), std::get<2>(r)}; },
+      [&] { return forward_op().redispatch(keys & c10::after_autograd_keyset, x, groups, weight, bias, eps, activation); },
+      {groups, eps, (int64_t)kind},
+      [&](Result& r) {
+        return std::array<Tensor, 5>{x, tensor(weight), kind != Activation::kNone ? tensor(bias) : Tensor(), std::get<1>(r),
+                                     std::get<2>(r)};
+      },
       [](Result& r) { return std::array<Tensor*, 1>{&std::get<0>(r)}; }, x, weight, bias);
 }
 
 inline Result backward_autograd(
     c10::DispatchKeySet keys, const Tensor& dy, const Tensor& x, int64_t groups, const MaybeTensor& weight,
-    const Tensor& mean, const Tensor& m2, double eps, std::array<bool, 3> needs) {
-  if (has_tangent(dy, x, weight) || requires_grad(dy, x, weight))
-    return backward_reference().call(dy, x, groups, weight, mean, m2, eps, needs);
+    const MaybeTensor& bias, const Tensor& mean, const Tensor& m2, double eps, Name activation, std::array<bool, 3> needs) {
+  if (has_tangent(dy, x, weight, bias) || requires_grad(dy, x, weight, bias))
+    return backward_reference().call(dy, x, groups, weight, bias, mean, m2, eps, activation, needs);
   at::AutoDispatchBelowADInplaceOrView below;
-  return backward_op().redispatch(keys & c10::after_autograd_keyset, dy, x, groups, weight, mean, m2, eps, needs);
+  return backward_op().redispatch(
+      keys & c10::after_autograd_keyset, dy, x, groups, weight, bias, mean, m2, eps, activation, needs);
 }
 
 }  // namespace musigma::group_norm

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from musigma.ops._activations import ACTIVATIONS, activate, check_activation, slope
 from musigma.ops._define import ErrorSample, Op, Sample, define
 from musigma.ops._numerics import (
     accumulator,
@@ -22,7 +23,9 @@ from musigma.ops._numerics import (
 )
 
 
-def check(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+def check(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: str | None
+) -> None:
     """x is (n, c, *spatial); the groups divide the channels; weight and bias are (c,)."""
     if not x.is_floating_point():
         raise RuntimeError(f"x must be floating point, got {x.dtype}; convert it first, x.float()")
@@ -35,6 +38,7 @@ def check(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, ep
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and parameter.shape != (channels,):
             raise RuntimeError(f"{name} must have shape ({channels},), got {tuple(parameter.shape)}")
+    check_activation(activation)
 
 
 def _standardized(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -48,18 +52,24 @@ def _standardized(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, T
     return (centered * rstd).reshape(x.shape), rstd, pivot + offset, squares.sum(-1, keepdim=True)
 
 
-def reference(
-    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x − μ) / √(σ² + eps) · weight + bias over (c/groups, *spatial) of each example. Wu & He 2018.
-
-    The moments come back too: InstanceNorm's running statistics are made of them.
-    """
-    y, _, mean, m2 = _standardized(x, groups, eps)
+def _affine(normalized: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    y = normalized
     if weight is not None:
         y = y * per_channel(weight, x)
     if bias is not None:
         y = y + per_channel(bias, x)
+    return y
+
+
+def reference(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: str | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y = activation((x − μ) / √(σ² + eps) · weight + bias), over (c/groups, *spatial) of each example.
+
+    Wu & He 2018. The moments come back too: InstanceNorm's running statistics are made of them.
+    """
+    normalized, _, mean, m2 = _standardized(x, groups, eps)
+    y = activate(_affine(normalized, x, weight, bias), activation)
     return like(y, x), mean.squeeze(-1).detach().clone(), m2.squeeze(-1).detach().clone()
 
 
@@ -68,19 +78,23 @@ def backward(
     x: Tensor,
     groups: int,
     weight: Tensor | None,
+    bias: Tensor | None,
     mean: Tensor,
     m2: Tensor,
     eps: float,
+    activation: str | None,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With g = dy · weight, means over a group, sums over examples and positions:
+    """With u = dy · activation′ and g = u · weight, means over a group, sums over examples and positions:
 
-        dx = rstd · (g − mean(g) − x̂ · mean(g · x̂)),   dweight = Σ dy · x̂,   dbias = Σ dy
+        dx = rstd · (g − mean(g) − x̂ · mean(g · x̂)),   dweight = Σ u · x̂,   dbias = Σ u
 
     Formed again from x, so it can itself be differentiated; a kernel reads `mean` and `m2` instead.
     """
     normalized, rstd, _, _ = _standardized(x, groups, eps)
     upstream = dy.to(normalized.dtype)
+    if activation is not None:
+        upstream = upstream * slope(_affine(normalized, x, weight, bias), activation)
     dims = all_but_channels(x)
     dx, dweight, dbias = none(x), none(x), none(x)
     if needs[0]:
@@ -97,9 +111,9 @@ def backward(
 
 
 def fake(
-    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check(x, groups, weight, bias, eps)
+    check(x, groups, weight, bias, eps, activation)
     dtype = accumulator(x)
     shape = (x.shape[0], groups)
     return empty_like(x), x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=dtype)
@@ -110,9 +124,11 @@ def backward_fake(
     x: Tensor,
     groups: int,
     weight: Tensor | None,
+    bias: Tensor | None,
     mean: Tensor,
     m2: Tensor,
     eps: float,
+    activation: str | None,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = parameter_dtype(x, weight)
@@ -126,8 +142,8 @@ def backward_fake(
 def backward_args(
     grads: Sequence[Tensor | None], inputs: Sequence[Any], outputs: dict[int, Tensor], needs: list[bool]
 ) -> tuple[Any, ...]:
-    x, groups, weight, _, eps = inputs
-    return grads[0], x, groups, weight, outputs[1], outputs[2], eps, needs
+    x, groups, weight, bias, eps, activation = inputs
+    return grads[0], x, groups, weight, bias, outputs[1], outputs[2], eps, activation, needs
 
 
 def samples(device: str = "cpu", dtype: torch.dtype = torch.float64) -> Iterator[Sample]:
@@ -141,32 +157,40 @@ def samples(device: str = "cpu", dtype: torch.dtype = torch.float64) -> Iterator
         c = shape[1]
         for weight, bias in ((None, None), (draw(c), None), (None, draw(c)), (draw(c), draw(c))):
             name = f"{shape}-{groups}-{weight is not None}-{bias is not None}"
-            yield Sample((draw(*shape, mean=3.0), groups, weight, bias, 1e-5), name)
+            yield Sample((draw(*shape, mean=3.0), groups, weight, bias, 1e-5, None), name)
+    for activation in ACTIVATIONS:
+        for shape, groups in (((3, 6), 2), ((2, 6, 3, 3), 3)):
+            args = (draw(*shape, mean=3.0), groups, draw(6), draw(6), 1e-5, activation)
+            yield Sample(args, f"{shape}-{groups}-{activation}")
     last = draw(2, 4, 3, 5, mean=1.0).to(memory_format=torch.channels_last)
-    yield Sample((last, 2, draw(4), draw(4), 1e-5), "channels_last")
+    yield Sample((last, 2, draw(4), draw(4), 1e-5, None), "channels_last")
     last = draw(2, 4, 2, 3, 2).to(memory_format=torch.channels_last_3d)
-    yield Sample((last, 2, draw(4), draw(4), 1e-5), "channels_last_3d")
+    yield Sample((last, 2, draw(4), draw(4), 1e-5, None), "channels_last_3d")
     ambiguous = draw(1, 6, 4, 1).permute(1, 2, 0, 3)
-    yield Sample((ambiguous, 2, None, None, 1e-5), "ambiguous strides")
+    yield Sample((ambiguous, 2, None, None, 1e-5, None), "ambiguous strides")
     constant = torch.full((2, 4, 7), 0.1, device=device, dtype=dtype)
-    yield Sample((constant, 2, draw(4), draw(4), 1e-5), "constant")
+    yield Sample((constant, 2, draw(4), draw(4), 1e-5, None), "constant")
 
 
 def error_samples() -> Iterator[ErrorSample]:
     x = torch.ones(2, 6, 3)
-    yield ErrorSample((x.long(), 2, None, None, 1e-5), RuntimeError, "floating point", "integer")
-    yield ErrorSample((x[0, 0], 1, None, None, 1e-5), RuntimeError, "at least 2-D", "1-D")
-    yield ErrorSample((x, 4, None, None, 1e-5), RuntimeError, r"divide .*\[1, 2, 3, 6\]", "groups")
-    yield ErrorSample((x, 2, torch.ones(2), None, 1e-5), RuntimeError, r"weight .*\(6,\)", "weight shape")
+    yield ErrorSample((x.long(), 2, None, None, 1e-5, None), RuntimeError, "floating point", "integer")
+    yield ErrorSample((x[0, 0], 1, None, None, 1e-5, None), RuntimeError, "at least 2-D", "1-D")
+    yield ErrorSample((x, 4, None, None, 1e-5, None), RuntimeError, r"divide .*\[1, 2, 3, 6\]", "groups")
+    yield ErrorSample(
+        (x, 2, torch.ones(2), None, 1e-5, None), RuntimeError, r"weight .*\(6,\)", "weight shape"
+    )
+    yield ErrorSample((x, 2, None, None, 1e-5, "tanh"), ValueError, "activation must be", "activation")
 
 
 group_norm = define(
     Op(
         name="group_norm",
-        schema="(Tensor x, int groups, Tensor? weight, Tensor? bias, float eps)"
+        schema="(Tensor x, int groups, Tensor? weight, Tensor? bias, float eps, str? activation)"
         " -> (Tensor y, Tensor mean, Tensor m2)",
-        backward_schema="(Tensor dy, Tensor x, int groups, Tensor? weight, Tensor mean, Tensor m2, float eps,"
-        " bool[] needs) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+        backward_schema="(Tensor dy, Tensor x, int groups, Tensor? weight, Tensor? bias, Tensor mean,"
+        " Tensor m2, float eps, str? activation, bool[] needs)"
+        " -> (Tensor dx, Tensor dweight, Tensor dbias)",
         check=check,
         reference=reference,
         backward=backward,
@@ -180,4 +204,4 @@ group_norm = define(
         error_samples=error_samples,
     )
 )
-"""(x, groups, weight, bias, eps) -> (y, mean, m2); x: (n, c, *spatial), mean and m2: (n, groups)."""
+"""(x, groups, weight, bias, eps, activation) -> (y, mean, m2); x: (n, c, *spatial), moments: (n, groups)."""

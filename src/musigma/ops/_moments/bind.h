@@ -127,26 +127,37 @@ inline Result forward(const Tensor& input, at::IntArrayRef dims, const MaybeTens
     const MaskedStatistics s = masked_statistics(x, Mask(*mask, v.layout, v.order, v.groups, input.sizes()));
     return {s.count.view(v.kept), s.mean.view(v.kept), s.m2.view(v.kept)};
   }
-  const Statistics s = statistics(x, true);
-  return {at::full({}, (double)x.count(), input.options().dtype(at::kDouble)), s.mean.view(v.kept), s.m2.view(v.kept)};
+  Scratch scratch;
+  Tensor count = doubles({}), mean = doubles(v.kept), m2 = doubles(v.kept);
+  *count.mutable_data_ptr<double>() = (double)x.count();
+  statistics(x, mean.mutable_data_ptr<double>(), m2.mutable_data_ptr<double>(), scratch, true);
+  return {std::move(count), std::move(mean), std::move(m2)};
 }
 
+// weight·(2·dm2·(x - mean) + dmean/count)
 inline Tensor gradient(
-    const View& v, const Tensor& input, const MaybeTensor& mask, const Tensor& count, const Tensor& mean, const Values& a,
-    const Values& b) {
+    const View& v, const Tensor& input, const MaybeTensor& mask, const Tensor& count, const Tensor& mean,
+    const MaybeTensor& dmean, const MaybeTensor& dm2) {
+  Scratch scratch;
   const Image x(v.held, v.layout);
   const int64_t channels = v.layout.channels;
-  const Values n(count, 1.0), m(mean, 0.0);
+  const double *a = values_of(dmean, 0.0, channels, scratch), *b = values_of(dm2, 0.0, channels, scratch);
+  std::vector<double> slope(channels), shift(channels);
   if (mask) {
-    std::vector<double> slope(channels), shift(channels);
+    const double* n = values_of(count, 1.0, channels, scratch);
     for (int64_t c = 0; c < channels; c++) slope[c] = 2.0 * b[c], shift[c] = n[c] == 0 ? 0.0 : a[c] / n[c];
     const Tensor center = mean.contiguous();
     return masked_gradient(x, Mask(*mask, v.layout, v.order, v.groups, input.sizes()), center, slope, shift);
   }
+  // Where float32 holds the slopes.
   bool wide = v.layout.type == DType::kFloat64;
-  for (int64_t c = 0; c < channels; c++) wide = wide || std::abs(b[c]) > 0x1p50 || (b[c] != 0 && std::abs(b[c]) < 0x1p-50);
-  Coefficient at(x.held, channels, wide);
-  for (int64_t c = 0; c < channels; c++) at.center(c, m[c]), at.scale(c, 2.0 * b[c]), at.shift(c, a[c] / (double)x.count());
+  for (int64_t c = 0; c < channels; c++) {
+    slope[c] = 2.0 * b[c], shift[c] = a[c] / (double)x.count();
+    wide = wide || std::abs(b[c]) > 0x1p50 || (b[c] != 0 && std::abs(b[c]) < 0x1p-50);
+  }
+  Coefficient at(channels, scratch);
+  at.forward(wide, Statistics{values_of(mean, 0.0, channels, scratch), nullptr},
+             values_of(std::nullopt, 1.0, channels, scratch), slope.data(), shift.data());
   return run_affine(x, at);
 }
 
@@ -160,7 +171,7 @@ inline Tensor backward(
   const View v(input, gone, type);
   const auto fits = [&](const MaybeTensor& t) { return !t || is_statistic(*t, v.layout.channels); };
   if (!fits(mean) || !fits(dmean) || !fits(dm2) || (mask && !fits(count))) return slow();
-  const Tensor dx = gradient(v, input, mask, count, mean, Values(dmean, 0.0), Values(dm2, 0.0));
+  const Tensor dx = gradient(v, input, mask, count, mean, dmean, dm2);
   return v.restored(dx).contiguous(memory_format(input));
 }
 

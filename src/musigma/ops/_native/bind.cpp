@@ -6,7 +6,6 @@
 #include <ATen/TracerMode.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "../_add_row_norm/bind.h"
 #include "../_affine/bind.h"
 #include "../_batch_norm/bind.h"
 #include "../_group_norm/bind.h"
@@ -14,7 +13,7 @@
 #include "../_row_norm/bind.h"
 #include "../_running/bind.h"
 
-#define MUSIGMA_OPS(each) each(row_norm) each(add_row_norm) each(group_norm) each(batch_norm) each(moments) each(affine)
+#define MUSIGMA_OPS(each) each(row_norm) each(group_norm) each(batch_norm) each(moments) each(affine)
 
 namespace {
 
@@ -103,37 +102,17 @@ PyObject* wrap(std::tuple<T...>&& results) {
 
 PyObject* row_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  Arguments a(values, count, 7);
+  Arguments a(values, count, 6);
   const Tensor x = a.tensor(0);
   const int64_t n_dims = a.integer(1);
   const MaybeTensor weight = a.maybe(2), bias = a.maybe(3);
   const double eps = a.number(4);
   const bool center = a.flag(5);
-  const musigma::Name activation = a.text(6);
   if (!a.plain) return through_op("row_norm", values, count);
   musigma::row_norm::Result results;
   {
     py::gil_scoped_release release;
-    results = musigma::row_norm::forward_op().call(x, n_dims, weight, bias, eps, center, activation);
-  }
-  return wrap(std::move(results));
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* add_row_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  Arguments a(values, count, 8);
-  const Tensor x = a.tensor(0), residual = a.tensor(1);
-  const int64_t n_dims = a.integer(2);
-  const MaybeTensor weight = a.maybe(3), bias = a.maybe(4);
-  const double eps = a.number(5);
-  const bool center = a.flag(6);
-  const musigma::Name activation = a.text(7);
-  if (!a.plain) return through_op("add_row_norm", values, count);
-  musigma::add_row_norm::Result results;
-  {
-    py::gil_scoped_release release;
-    results = musigma::add_row_norm::forward_op().call(x, residual, n_dims, weight, bias, eps, center, activation);
+    results = musigma::row_norm::forward_op().call(x, n_dims, weight, bias, eps, center);
   }
   return wrap(std::move(results));
   END_HANDLE_TH_ERRORS
@@ -141,16 +120,17 @@ PyObject* add_row_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
 
 PyObject* group_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  Arguments a(values, count, 5);
+  Arguments a(values, count, 6);
   const Tensor x = a.tensor(0);
   const int64_t groups = a.integer(1);
   const MaybeTensor weight = a.maybe(2), bias = a.maybe(3);
   const double eps = a.number(4);
+  const musigma::Name activation = a.text(5);
   if (!a.plain) return through_op("group_norm", values, count);
   musigma::group_norm::Result results;
   {
     py::gil_scoped_release release;
-    results = musigma::group_norm::forward_op().call(x, groups, weight, bias, eps);
+    results = musigma::group_norm::forward_op().call(x, groups, weight, bias, eps, activation);
   }
   return wrap(std::move(results));
   END_HANDLE_TH_ERRORS
@@ -158,15 +138,17 @@ PyObject* group_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
 
 PyObject* batch_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  Arguments a(values, count, 4);
+  Arguments a(values, count, 6);
   const Tensor x = a.tensor(0);
   const MaybeTensor weight = a.maybe(1), bias = a.maybe(2);
   const double eps = a.number(3);
+  const MaybeTensor add = a.maybe(4);
+  const musigma::Name activation = a.text(5);
   if (!a.plain) return through_op("batch_norm", values, count);
   musigma::batch_norm::Result results;
   {
     py::gil_scoped_release release;
-    results = musigma::batch_norm::forward_op().call(x, weight, bias, eps);
+    results = musigma::batch_norm::forward_op().call(x, weight, bias, eps, add, activation);
   }
   return wrap(std::move(results));
   END_HANDLE_TH_ERRORS
@@ -174,15 +156,18 @@ PyObject* batch_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
 
 PyObject* affine(PyObject*, PyObject* const* values, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  Arguments a(values, count, 6);
+  Arguments a(values, count, 9);
   const Tensor x = a.tensor(0), mean = a.tensor(1), var = a.tensor(2);
   const MaybeTensor weight = a.maybe(3), bias = a.maybe(4);
   const double eps = a.number(5);
+  const MaybeTensor add = a.maybe(6);
+  const musigma::Name activation = a.text(7);
+  const MaybeTensor mask = a.maybe(8);
   if (!a.plain) return through_op("affine", values, count);
   Tensor y;
   {
     py::gil_scoped_release release;
-    y = musigma::affine::forward_op().call(x, mean, var, weight, bias, eps);
+    y = musigma::affine::forward_op().call(x, mean, var, weight, bias, eps, add, activation, mask);
   }
   return THPVariable_Wrap(std::move(y));
   END_HANDLE_TH_ERRORS
@@ -246,13 +231,11 @@ PyCFunction fast(F f) {
 }
 
 PyMethodDef methods[] = {
-    {"row_norm", fast(row_norm), METH_FASTCALL,
-     "(x, n_dims, weight, bias, eps, center, activation) -> (y, mean, rstd)"},
-    {"add_row_norm", fast(add_row_norm), METH_FASTCALL,
-     "(x, residual, n_dims, weight, bias, eps, center, activation) -> (y, sum, mean, rstd)"},
-    {"group_norm", fast(group_norm), METH_FASTCALL, "(x, groups, weight, bias, eps) -> (y, mean, m2)"},
-    {"batch_norm", fast(batch_norm), METH_FASTCALL, "(x, weight, bias, eps) -> (y, mean, m2)"},
-    {"affine", fast(affine), METH_FASTCALL, "(x, mean, var, weight, bias, eps) -> y"},
+    {"row_norm", fast(row_norm), METH_FASTCALL, "(x, n_dims, weight, bias, eps, center) -> (y, mean, rstd)"},
+    {"group_norm", fast(group_norm), METH_FASTCALL, "(x, groups, weight, bias, eps, activation) -> (y, mean, m2)"},
+    {"batch_norm", fast(batch_norm), METH_FASTCALL, "(x, weight, bias, eps, add, activation) -> (y, mean, m2)"},
+    {"affine", fast(affine), METH_FASTCALL,
+     "(x, mean, var, weight, bias, eps, add, activation, mask) -> y"},
     {"takes", takes, METH_O, "(x) -> bool: whether the kernels take this tensor"},
     {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
     {"set_cache_limit", set_cache_limit, METH_O, "(bytes) -> None: how much memory of freed results is kept"},

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cmath>
+#include <cstdio>
+#include <memory>
 #include <vector>
 
 #include "tensors.h"
@@ -33,146 +35,204 @@ struct Image {
   int64_t count() const { return layout.outer * layout.inner; }
   Tensor like() const { return output(held.sizes(), held.scalar_type(), format); }
   Tensor alike(const Tensor& other) const { return other.contiguous(format); }
+  int64_t bytes() const { return held.numel() * held.element_size(); }
 };
 
-inline Tensor doubles(const Tensor&, at::IntArrayRef shape) { return output(shape, at::kDouble); }
+inline Tensor doubles(at::IntArrayRef shape) { return output(shape, at::kDouble); }
 
-// Mean and M2 of every channel. For float64 the mean is pivot + offset; for every other type pivot is empty.
-struct Statistics {
-  Tensor mean, m2, pivot, offset;
-};
-
-inline Statistics statistics(const Image& x, bool wide = false) {
-  const Channels& l = x.layout;
-  const Parts parts = parts_of(l);
-  Statistics s{doubles(x.held, {l.channels}), doubles(x.held, {l.channels}), Tensor(), Tensor()};
-  double* pivot = nullptr;
-  if (l.type == DType::kFloat64) {
-    s.pivot = doubles(x.held, {l.channels});
-    pivot = s.pivot.mutable_data_ptr<double>();
-    for (int64_t c = 0; c < l.channels; c++) pivot[c] = ((const double*)x.data())[c * l.inner];
-  }
-  const Tensor held = doubles(x.held, {2, parts.count(), l.channels});
-  double* mean = held.mutable_data_ptr<double>();
-  double* m2 = mean + parts.count() * l.channels;
-  const ChannelMoments a{l, parts, wide, x.data(), pivot, mean, m2};
-  const int64_t total = units(l, parts);
-  parallel(total, x.held.numel() / total, [&](int64_t b, int64_t e) { kernels().channel_moments(a, b, e); });
-  const JoinMoments j{l, parts, mean, m2, s.mean.mutable_data_ptr<double>(), s.m2.mutable_data_ptr<double>()};
-  parallel(l.channels, parts.count(), [&](int64_t b, int64_t e) { kernels().join_moments(j, b, e); });
-  if (pivot) {
-    s.offset = s.mean;
-    s.mean = s.pivot + s.offset;
-  }
-  return s;
-}
-
-// A parameter's values as doubles, whatever its type.
-class Values {
+// Memory that a call needs for itself: on the stack as far as it goes.
+class Scratch {
  public:
-  Values(const MaybeTensor& p, double otherwise) : otherwise_(otherwise) {
-    if (!p) return;
-    held_ = p->contiguous();
-    switch (held_.scalar_type()) {
-      case at::kFloat: copy<float>(); break;
-      case at::kBFloat16: copy<c10::BFloat16>(); break;
-      case at::kHalf: copy<c10::Half>(); break;
-      default: data_ = held_.const_data_ptr<double>();
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  template <class T>
+  T* take(int64_t n) {
+    const int64_t bytes = (n * sizeof(T) + kAlign - 1) / kAlign * kAlign;
+    if (used_ + bytes <= kNear) {
+      used_ += bytes;
+      return (T*)(near_ + used_ - bytes);
     }
+    void* far = ::operator new(bytes, std::align_val_t(kAlign));
+    far_.emplace_back(far);
+    return (T*)far;
   }
-  Values(const Values&) = delete;
-  double operator[](int64_t c) const { return data_ ? data_[c] : otherwise_; }
 
  private:
-  template <class T>
-  void copy() {
-    const T* from = held_.const_data_ptr<T>();
-    copied_.assign(from, from + held_.numel());
-    data_ = copied_.data();
-  }
-
-  Tensor held_;
-  std::vector<double> copied_;
-  const double* data_ = nullptr;
-  double otherwise_;
+  static constexpr int64_t kNear = 1 << 14, kAlign = 64;
+  struct Free {
+    void operator()(void* p) const { ::operator delete(p, std::align_val_t(kAlign)); }
+  };
+  int64_t used_ = 0;
+  std::vector<std::unique_ptr<void, Free>> far_;
+  alignas(kAlign) char near_[kNear];
 };
+
+// Whether a result of so many bytes is written past the caches: where it and its source don't fit in the last of them
+// together. Measured on 32 MB of it, an output of 26 MB takes half the time to write so, and the next op that reads it
+// as long as it saves at most; below half the cache the next op loses more.
+inline bool streams(int64_t bytes) {
+  static const int64_t limit = [] {
+    // What one core sees of it. (sysconf tells the sum over a socket, ten times as much on some.)
+    int64_t kilobytes = 0;
+    if (std::FILE* file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r")) {
+      if (std::fscanf(file, "%ldK", &kilobytes) != 1) kilobytes = 0;
+      std::fclose(file);
+    }
+    return kilobytes > 0 ? kilobytes * 512 : int64_t{1} << 24;
+  }();
+  return bytes > limit;
+}
+
+// Mean and M2 of every channel. For float64 the mean is pivot + offset as well; for every other type those are null.
+struct Statistics {
+  const double *mean, *m2, *pivot = nullptr, *offset = nullptr;
+};
+
+inline Statistics statistics(const Image& x, double* mean, double* m2, Scratch& scratch, bool wide = false) {
+  const Channels& l = x.layout;
+  const Parts parts = parts_of(l);
+  double *pivot = nullptr, *offset = mean;
+  if (l.type == DType::kFloat64) {
+    pivot = scratch.take<double>(l.channels), offset = scratch.take<double>(l.channels);
+    for (int64_t c = 0; c < l.channels; c++) pivot[c] = ((const double*)x.data())[c * l.inner];
+  }
+  double* part_mean = scratch.take<double>(2 * parts.count() * l.channels);
+  double* part_m2 = part_mean + parts.count() * l.channels;
+  const ChannelMoments a{l, parts, wide, x.data(), pivot, part_mean, part_m2};
+  const int64_t total = units(l, parts);
+  parallel(total, x.held.numel() / total, [&](int64_t b, int64_t e) { kernels().channel_moments(a, b, e); });
+  const JoinMoments j{l, parts, part_mean, part_m2, offset, m2};
+  parallel(l.channels, parts.count(), [&](int64_t b, int64_t e) { kernels().join_moments(j, b, e); });
+  if (!pivot) return {mean, m2};
+  for (int64_t c = 0; c < l.channels; c++) mean[c] = pivot[c] + offset[c];
+  return {mean, m2, pivot, offset};
+}
+
+template <class T>
+const double* widened(const Tensor& p, Scratch& scratch) {
+  double* values = scratch.take<double>(p.numel());
+  const T* from = p.const_data_ptr<T>();
+  for (int64_t i = 0; i < p.numel(); i++) values[i] = (double)from[i];
+  return values;
+}
+
+// A parameter's values as doubles, whatever its type; `otherwise` where there is none.
+inline const double* values_of(const MaybeTensor& p, double otherwise, int64_t n, Scratch& scratch) {
+  if (!p) {
+    double* values = scratch.take<double>(n);
+    std::fill_n(values, n, otherwise);
+    return values;
+  }
+  const Tensor held = p->contiguous();
+  switch (held.scalar_type()) {
+    case at::kFloat: return widened<float>(held, scratch);
+    case at::kBFloat16: return widened<c10::BFloat16>(held, scratch);
+    case at::kHalf: return widened<c10::Half>(held, scratch);
+    default: return widened<double>(held, scratch);
+  }
+}
 
 inline bool readable(const MaybeTensor& p) {
   DType type;
   return !p || storage_type(*p, type);
 }
 
-inline bool float_range(double square) { return square >= 0x1p-100 && square <= 0x1p100; }
+inline const double* roots(const double* square, double count, double eps, int64_t n, Scratch& scratch) {
+  double* rstd = scratch.take<double>(n);
+  kernels().roots({square, count, eps, rstd}, n);
+  return rstd;
+}
 
-// Arrays of one coefficient a channel, in the compute type: five of them, filled channel by channel.
+// Whether float32 can square neither such a spread nor its inverse.
+inline bool needs_double(DType type, const double* rstd, int64_t n) {
+  bool fits = type != DType::kFloat64;
+  for (int64_t c = 0; c < n; c++) fits &= rstd[c] >= 0x1p-50 && rstd[c] <= 0x1p50;
+  return !fits;
+}
+
+// The coefficients of some channels. Those of the gradient are wanted later, if at all.
 class Coefficient {
  public:
-  Coefficient(const Tensor&, int64_t channels, bool wide)
-      : wide_(wide), channels_(channels), held_(output({5, channels}, wide ? at::kDouble : at::kFloat)) {
-    data_ = held_.mutable_data_ptr();
-  }
-  void center(int64_t c, double mean) {
-    const double first = wide_ ? mean : (double)(float)mean;
-    set(0, c, first), set(1, c, mean - first);
-  }
-  void center(int64_t c, double pivot, double offset) { set(0, c, pivot), set(1, c, offset); }
-  void scale(int64_t c, double v) { set(2, c, v); }
-  void shift(int64_t c, double v) { set(3, c, v); }
-  void slope(int64_t c, double v) { set(4, c, v); }
+  Coefficient(int64_t channels, Scratch& scratch) : channels_(channels), data_(scratch.take<double>(7 * channels)) {}
 
-  Coefficients get() const { return {wide_, array(0), array(1), array(2), array(3)}; }
-  const void* slopes() const { return array(4); }
+  // For y = (x - mean) * weight * rstd + bias, and x̂ = (x - mean) * rstd. For float64 the mean is pivot + offset.
+  void forward(bool wide, const Statistics& s, const double* rstd, const double* weight, const double* bias) {
+    wide_ = wide, with_slope_ = false;
+    const double* first = s.pivot ? s.pivot : s.mean;
+    kernels().channel_coefficients({wide_, first, s.pivot ? s.offset : nullptr, rstd, weight, bias, array(1), array(2),
+                                    array(3), array(4), data_}, channels_);
+  }
+  // For the way back through the statistics, given the means of w·g and of w·g·x̂ over what has them in common.
+  void backward(const double* rstd, const double* mean_g, const double* mean_product) {
+    kernels().channel_slopes({wide_, rstd, data_, mean_g, mean_product, array(5), array(6)}, channels_);
+    with_slope_ = true;
+  }
+  // What `first` leaves of the mean is missing from the sums of g·x̂ that were formed with it.
+  void complete(const double* rstd, const double* of_g, double* of_product) const {
+    for (int64_t c = 0; c < channels_; c++) of_product[c] -= data_[c] * rstd[c] * of_g[c];
+  }
+
+  Coefficients get() const {
+    return {wide_, array(1), array(2), array(3), array(4), with_slope_ ? array(5) : nullptr, array(6)};
+  }
 
  private:
-  void set(int k, int64_t c, double v) {
-    if (wide_)
-      ((double*)data_)[k * channels_ + c] = v;
-    else
-      ((float*)data_)[k * channels_ + c] = (float)v;
-  }
-  const void* array(int k) const { return (const char*)data_ + k * channels_ * (wide_ ? 8 : 4); }
+  void* array(int k) const { return (char*)(data_ + channels_) + (k - 1) * channels_ * (wide_ ? 8 : 4); }
 
-  bool wide_;
+  bool wide_ = false, with_slope_ = false;
   int64_t channels_;
-  Tensor held_;
-  void* data_;
+  double* data_;  // what `first` leaves, then six arrays in the compute type
 };
 
 inline int64_t lines(const Channels& l) { return l.inner == 1 ? l.outer : l.outer * l.channels; }
 
-inline Tensor run_affine(const Image& x, const Coefficient& at) {
+// f over the lines of x, from the last to the first: what was read last is still in a cache.
+template <class F>
+void over_lines(const Channels& l, F f) {
+  const int64_t all = lines(l), each = l.outer * l.channels * l.inner / all;
+  const int64_t step = std::max<int64_t>(1, (1 << 16) / each);
+  parallel(all, each, [&](int64_t begin, int64_t end) {
+    for (int64_t stop = end; stop > begin; stop -= step) f(std::max(begin, stop - step), stop);
+  });
+}
+
+struct Epilogue {
+  const void* add = nullptr;
+  Activation activation = Activation::kNone;
+};
+
+inline Tensor run_affine(const Image& x, const Coefficient& at, const Epilogue& after = {}) {
   Tensor y = x.like();
-  const ChannelAffine a{x.layout, x.data(), y.mutable_data_ptr(), at.get()};
-  parallel(lines(x.layout), x.held.numel() / lines(x.layout),
-           [&](int64_t b, int64_t e) { kernels().channel_affine(a, b, e); });
+  const ChannelAffine a{x.layout, x.data(), after.add, y.mutable_data_ptr(), at.get(), after.activation, streams(x.bytes())};
+  over_lines(x.layout, [&](int64_t b, int64_t e) { kernels().channel_affine(a, b, e); });
   return y;
 }
 
-// The sums of dy, and of dy times x centered and scaled (x may be null): (2, channels).
-inline Tensor run_sums(const Image& x, const Tensor& dy, const Coefficient& at, bool with_x = true) {
+// The sums of g, and of g·x̂ (of none if x is not looked at), of all channels: (2, channels). With `g` that is kept too.
+inline double* run_sums(const Image& x, const Tensor& dy, const Coefficient& at, const double* rstd, Scratch& scratch,
+                        const Epilogue& after = {}, void* g = nullptr, bool with_x = true) {
   const Channels& l = x.layout;
   const Parts parts = parts_of(l);
-  const Tensor held = doubles(x.held, {parts.count(), 2, l.channels});
-  const ChannelSums a{l, parts, dy.const_data_ptr(), with_x ? x.data() : nullptr, at.get(), held.mutable_data_ptr<double>()};
+  double* held = scratch.take<double>(parts.count() * 2 * l.channels);
+  const ChannelSums a{l, parts, dy.const_data_ptr(), with_x ? x.data() : nullptr, after.add, g, at.get(), after.activation, held};
   const int64_t total = units(l, parts);
   parallel(total, 2 * x.held.numel() / total, [&](int64_t b, int64_t e) { kernels().channel_sums(a, b, e); });
-  Tensor out = doubles(x.held, {2, l.channels});
-  const JoinSums j{parts.count(), 2 * l.channels, a.sums, out.mutable_data_ptr<double>()};
+  double* out = scratch.take<double>(2 * l.channels);
+  const JoinSums j{parts.count(), 2 * l.channels, held, out};
   parallel(2 * l.channels, parts.count(), [&](int64_t b, int64_t e) { kernels().join_sums(j, b, e); });
+  if (with_x) at.complete(rstd, out, out + l.channels);
   return out;
 }
 
-inline Tensor run_gradient(const Image& x, const Tensor& dy, const Coefficient& at, bool with_x) {
+inline Tensor run_gradient(const Image& x, const void* dy, const Coefficient& at, Activation activation) {
   Tensor dx = x.like();
-  const ChannelGradient a{x.layout, dy.const_data_ptr(), x.data(), dx.mutable_data_ptr(), at.get(),
-                          with_x ? at.slopes() : nullptr};
-  parallel(lines(x.layout), 2 * x.held.numel() / lines(x.layout),
-           [&](int64_t b, int64_t e) { kernels().channel_gradient(a, b, e); });
+  const ChannelGradient a{x.layout, dy, x.data(), dx.mutable_data_ptr(), at.get(), activation, streams(x.bytes())};
+  over_lines(x.layout, [&](int64_t b, int64_t e) { kernels().channel_gradient(a, b, e); });
   return dx;
 }
 
 // Doubles as a vector of another type.
-inline Tensor as_type(const double* values, int64_t n, const Tensor&, at::ScalarType type) {
+inline Tensor as_type(const double* values, int64_t n, at::ScalarType type) {
   Tensor out = output({n}, type);
   switch (type) {
     case at::kFloat: std::copy_n(values, n, out.mutable_data_ptr<float>()); break;
@@ -185,5 +245,8 @@ inline Tensor as_type(const double* values, int64_t n, const Tensor&, at::Scalar
   }
   return out;
 }
+
+// What may be added to x's affine natively; of another layout it is copied.
+inline bool is_add(const MaybeTensor& add, const Tensor& x) { return !add || is_like(*add, x); }
 
 }  // namespace musigma

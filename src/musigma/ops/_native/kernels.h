@@ -10,16 +10,13 @@ namespace musigma {
 // What is applied to the result before it is rounded to the storage type; see activation.h.
 enum class Activation { kNone, kRelu, kSilu, kGelu, kGeluTanh };
 
-// Rows of `width` values; row r of x starts at x + r * x_stride. Parameters are in the input's type, or float beside
-// half types. The statistics are double.
+// Rows of `width` values; row r of x starts at x + r * x_stride. Parameters are in the compute type: double for
+// float64 input, float for every other. The statistics are double.
 struct RowNorm {
-  DType type, parameter_type;
+  DType type;
   int64_t width;
   const void* x;
   int64_t x_stride;
-  const void* residual;  // or null: added to x first, and the sum, rounded, is what is normalized
-  int64_t residual_stride;
-  void* sum;           // contiguous, or null
   const void* weight;  // or null
   const void* bias;    // or null
   void* y;             // contiguous
@@ -27,27 +24,20 @@ struct RowNorm {
   double* rstd;
   double eps;
   bool center;
-  Activation activation;
-  bool past_caches;  // whether y is too large to be found in a cache later
 };
 
 struct RowNormBackward {
-  DType type, parameter_type;
+  DType type;
   int64_t rows, width;
   const void* dy;
   int64_t dy_stride;
-  const void* dsum;  // or null: added to dx
-  int64_t dsum_stride;
-  const void* x;  // or the sum
+  const void* x;
   int64_t x_stride;
   const void* weight;  // or null
-  const void* bias;    // or null; read only behind an activation
   const double* mean;
   const double* rstd;
   void* dx;  // contiguous, or null
   bool center;
-  Activation activation;
-  bool past_caches;
   // Sums over rows, for dweight and dbias; null if neither is wanted. See sums.h.
   int64_t block_rows;
   double* sums;
@@ -77,11 +67,16 @@ struct Parts {
   int64_t count() const { return outer * chunks; }
 };
 
-// How a channel is centered and scaled: ((x - first) - second) * scale + shift. The arrays hold floats, or doubles if
+// How a channel is centered, scaled and shifted: (x - first) * scale + shift. The arrays hold floats, or doubles if
 // `wide` (float64 input, or a spread that float32 can't square).
+//
+// One number can't hold a mean well enough (in float32, at mean/std 1e6, its rounding alone is 4e4 units of the result).
+// What `first` leaves of it is a fraction of the spread, and is part of the shift.
 struct Coefficients {
   bool wide;
-  const void *first, *second, *scale, *shift;
+  const void *first, *scale, *shift;
+  const void* rstd;            // in sums
+  const void *slope, *offset;  // in gradients
 };
 
 struct ChannelMoments {
@@ -108,28 +103,44 @@ struct JoinSums {
   double* out;         // (width)
 };
 
-struct ChannelSums {
-  Channels layout;
-  Parts parts;
-  const void *dy, *x;  // x may be null: the second sum is then 0
-  Coefficients at;     // first, second, scale
-  double* sums;        // (parts, 2, channels): of dy, and of dy times x centered and scaled
-};
-
+// y = activation((x - first) * scale + shift + add)
 struct ChannelAffine {
   Channels layout;
   const void* x;
+  const void* add;  // or null
   void* y;
   Coefficients at;
+  Activation activation;
+  bool stream;  // write past the caches: y is larger than they are
 };
 
-// dx = dy * scale + ((x - first) - second) * slope + shift
+// The sums of g, and of g times (x - first) * rstd, with g = dy, or dy times the slope of the activation.
+struct ChannelSums {
+  Channels layout;
+  Parts parts;
+  const void *dy, *x;  // x may be null without activation: the second sum is then 0
+  const void* add;     // or null
+  void* g;             // or null; where it is kept, in the type of dy
+  Coefficients at;
+  Activation activation;
+  double* sums;  // (parts, 2, channels)
+};
+
+// dx = g * scale + (x - first) * slope + offset; without slope g * scale.
 struct ChannelGradient {
   Channels layout;
   const void *dy, *x;
   void* dx;
   Coefficients at;
-  const void* slope;
+  Activation activation;
+  bool stream;
+};
+
+// rstd[i] = 1 / sqrt(square[i] / count + eps)
+struct Roots {
+  const double* square;
+  double count, eps;
+  double* rstd;
 };
 
 // Weights beside a tensor of channels, dense along the dims they vary over; a step of 0 is a dim whose values share one.
@@ -165,6 +176,22 @@ struct MaskedGradient {
   const double *center, *slope, *shift;  // (channels)
 };
 
+// From statistics, weight and bias to first, scale, shift and rstd. With an offset (float64) the mean is mean + offset.
+// `rest` becomes what `first` leaves of the mean.
+struct ChannelCoefficients {
+  bool wide;
+  const double *mean, *offset, *rstd, *weight, *bias;
+  void *first, *scale, *shift, *out_rstd;
+  double* rest;
+};
+
+// From the means of w·g and of w·g·x̂ over what was normalized together to slope and offset.
+struct ChannelSlopes {
+  bool wide;
+  const double *rstd, *rest, *mean_g, *mean_product;
+  void *slope, *offset;
+};
+
 struct Kernels {
   const char* level;
   void (*row_norm)(const RowNorm&, int64_t begin, int64_t end);                    // rows
@@ -180,6 +207,9 @@ struct Kernels {
   void (*masked_moments)(const MaskedMoments&, int64_t begin, int64_t end);        // units
   void (*join_masked)(const JoinMasked&, int64_t begin, int64_t end);              // channels
   void (*masked_gradient)(const MaskedGradient&, int64_t begin, int64_t end);      // as channel_gradient
+  void (*roots)(const Roots&, int64_t count);
+  void (*channel_coefficients)(const ChannelCoefficients&, int64_t channels);
+  void (*channel_slopes)(const ChannelSlopes&, int64_t channels);
 };
 
 // The best this CPU can run, unless `use_level` chose another.

@@ -44,9 +44,9 @@ struct MaskedStatistics {
 inline MaskedStatistics masked_statistics(const Image& x, const Mask& mask) {
   const Channels& l = x.layout;
   const Parts parts = parts_of(l);
-  MaskedStatistics s{doubles(x.held, {l.channels}), doubles(x.held, {l.channels}), doubles(x.held, {l.channels})};
+  MaskedStatistics s{doubles({l.channels}), doubles({l.channels}), doubles({l.channels})};
   const int64_t size = parts.count() * l.channels;
-  const Tensor held = doubles(x.held, {3 * size + l.channels});
+  const Tensor held = doubles({3 * size + l.channels});
   double* space = held.mutable_data_ptr<double>();
   const MaskedMoments a{l, parts, x.data(), mask.weights, space + 3 * size, space, space + size, space + 2 * size};
   // A search that all channels share is made once.

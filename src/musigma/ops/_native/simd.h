@@ -10,12 +10,9 @@
 #include "dtype.h"
 #include "level.h"
 
-#if defined(__x86_64__)
+#if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
-
-// Small steps on vectors, which a call would cost more than they do.
-#define MUSIGMA_INLINE inline __attribute__((always_inline))
 
 namespace MUSIGMA_NAMESPACE {
 namespace {
@@ -76,7 +73,7 @@ inline To bits(From v) {
 
 template <class A>
 inline Lanes<A> splat(A a) {
-  return a - Lanes<A>{};  // which keeps a zero's sign, and costs nothing
+  return Lanes<A>{} + a;
 }
 
 // a * b + c, rounded once where the level has such an instruction. (-ffp-contract=off forbids it everywhere else.)
@@ -325,35 +322,6 @@ inline void store(T* p, Lanes<A> v, First part) {
   T values[kLanes<A>];
   write(values, raw);
   for (int64_t i = 0; i < part.n; i++) p[i] = values[i];
-}
-
-// Past the caches: memory need not be read before it is written, and what is in the caches stays there. The address is
-// a multiple of kBytes.
-template <class A, class T>
-inline void store_past_caches(T* p, Lanes<A> v) {
-  const typename Storage<T, A>::Raw raw = Storage<T, A>::down(v);
-#if defined(__AVX512F__)
-  if constexpr (sizeof(raw) == 64) return _mm512_stream_si512((__m512i*)p, bits<__m512i>(raw));
-#endif
-#if defined(__AVX__)
-  if constexpr (sizeof(raw) == 32) return _mm256_stream_si256((__m256i*)p, bits<__m256i>(raw));
-#endif
-#if defined(__x86_64__)
-  if constexpr (sizeof(raw) == 16) return _mm_stream_si128((__m128i*)p, bits<__m128i>(raw));
-#endif
-  write(p, raw);
-}
-
-template <class A, class T>
-inline void store(T* p, Lanes<A> v, All part, bool past_caches) {
-  if (past_caches)
-    store_past_caches<A>(p, v);
-  else
-    store<A>(p, v, part);
-}
-template <class A, class T>
-inline void store(T* p, Lanes<A> v, First part, bool) {
-  store<A>(p, v, part);
 }
 
 // One value, for pivots.

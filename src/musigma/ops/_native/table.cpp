@@ -20,11 +20,29 @@ void masked_pivots(const MaskedMoments&, int64_t, int64_t);
 void masked_moments(const MaskedMoments&, int64_t, int64_t);
 void join_masked(const JoinMasked&, int64_t, int64_t);
 void masked_gradient(const MaskedGradient&, int64_t, int64_t);
+void roots(const Roots&, int64_t);
+void channel_coefficients(const ChannelCoefficients&, int64_t);
+void channel_slopes(const ChannelSlopes&, int64_t);
 
 extern const Kernels table;
 const Kernels table = {
-    MUSIGMA_NAME(MUSIGMA_LEVEL), row_norm,         row_norm_backward, fold_sums,      channel_moments, join_moments, join_sums,
-    channel_sums,                channel_affine,   channel_gradient,  masked_pivots,  masked_moments,  join_masked,
-    masked_gradient};
+    MUSIGMA_NAME(MUSIGMA_LEVEL),
+    row_norm,
+    row_norm_backward,
+    fold_sums,
+    channel_moments,
+    join_moments,
+    join_sums,
+    channel_sums,
+    channel_affine,
+    channel_gradient,
+    masked_pivots,
+    masked_moments,
+    join_masked,
+    masked_gradient,
+    roots,
+    channel_coefficients,
+    channel_slopes,
+};
 
 }  // namespace MUSIGMA_NAMESPACE

@@ -4,10 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#if __has_include(<unistd.h>)
-#include <unistd.h>
-#endif
-
 #include <atomic>
 #include <string_view>
 
@@ -118,18 +114,6 @@ struct Rows {
     return true;
   }
 };
-
-// Whether a result is too large to be found in a cache by whoever reads it: with what it is computed from it fills the
-// last one. It is then written past the caches, which saves memory the reading of what is overwritten.
-inline bool past_caches(const Tensor& result) {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-  static const int64_t last = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#else
-  static const int64_t last = 0;
-#endif
-  constexpr int64_t kUsual = int64_t{32} << 20;
-  return 2 * (int64_t)result.nbytes() >= (last > 0 ? last : kUsual);
-}
 
 // Work a thread should have before a second one is woken, in values.
 constexpr int64_t kGrain = 32768;

@@ -1,0 +1,72 @@
+// y = activation((x - first) * scale + shift + add), with one of each a channel.
+#include "across.h"
+
+namespace MUSIGMA_NAMESPACE {
+namespace {
+
+template <class A>
+inline Lanes<A> all_lanes(const void* values, int64_t c) {
+  return splat<A>(((const A*)values)[c]);
+}
+
+template <class A, class T, class F>
+void affine_along(const ChannelAffine& a, int64_t begin, int64_t end, F f) {
+  const int64_t n = a.layout.inner;
+  int64_t c = begin % a.layout.channels;
+  for (int64_t r = begin; r < end; r++, c = c + 1 == a.layout.channels ? 0 : c + 1) {
+    const T* x = (const T*)a.x + r * n;
+    T* y = (T*)a.y + r * n;
+    const Lanes<A> first = all_lanes<A>(a.at.first, c), scale = all_lanes<A>(a.at.scale, c);
+    const Lanes<A> shift = all_lanes<A>(a.at.shift, c);
+    const auto line = [&](int64_t i, auto part) { return madd<A>(load<A>(x + i, part) - first, scale, shift); };
+    if (a.add) {
+      const T* add = (const T*)a.add + r * n;
+      each<A>(n, y, a.stream, [&](int64_t i, auto part) {
+        return activated<A>(f, line(i, part) + load<A>(add + i, part));
+      });
+    } else {
+      each<A>(n, y, a.stream, [&](int64_t i, auto part) { return activated<A>(f, line(i, part)); });
+    }
+  }
+}
+
+template <class A, class T, class F>
+void affine_across(const ChannelAffine& a, int64_t begin, int64_t end, F f) {
+  const int64_t C = a.layout.channels;
+  constexpr int64_t W = kLanes<A>, kLine = W * sizeof(T);
+  const T *x = (const T*)a.x, *add = (const T*)a.add;
+  T* y = (T*)a.y;
+  const bool streamed = a.stream && (uintptr_t)y % kLine == 0 && C * sizeof(T) % kLine == 0;
+  for (int64_t row = begin; row < end; row += kRows) {
+    const int64_t stop = row + kRows < end ? row + kRows : end;
+    each_across<A>(C, [&]<int G>(int64_t j, auto part) {
+      Lanes<A> first[G], scale[G], shift[G];
+      for (int g = 0; g < G; g++) {
+        first[g] = load<A>((const A*)a.at.first + j + g * W, part);
+        scale[g] = load<A>((const A*)a.at.scale + j + g * W, part);
+        shift[g] = load<A>((const A*)a.at.shift + j + g * W, part);
+      }
+      for (int64_t r = row; r < stop; r++) {
+        const int64_t i = r * C + j;
+        Lanes<A> v[G];
+        for (int g = 0; g < G; g++) v[g] = madd<A>(load<A>(x + i + g * W, part) - first[g], scale[g], shift[g]);
+        if (add)
+          for (int g = 0; g < G; g++) v[g] += load<A>(add + i + g * W, part);
+        for (int g = 0; g < G; g++) put<A>(y + i + g * W, activated<A>(f, v[g]), part, streamed);
+      }
+    });
+  }
+}
+
+}  // namespace
+
+void channel_affine(const ChannelAffine& a, int64_t begin, int64_t end) {
+  by_type(a.layout.type, a.at.wide, [&]<class A, class T>() {
+    by_activation(a.activation, [&](auto f) {
+      a.layout.inner == 1 ? affine_across<A, T>(a, begin, end, f) : affine_along<A, T>(a, begin, end, f);
+    });
+  });
+  end_of_stream(a.stream);
+}
+
+}  // namespace MUSIGMA_NAMESPACE
