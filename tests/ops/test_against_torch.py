@@ -24,7 +24,7 @@ def test_large_mean_small_variance(dtype: torch.dtype, ratio: float, width: int)
     g = torch.Generator().manual_seed(width)
     x = (torch.randn(5, width, generator=g, dtype=torch.float64) + ratio).to(dtype)
     want = long_double_row_norm(x.numpy(), 1e-5)
-    y = ops.row_norm(x, 1, None, None, 1e-5, True)[0].numpy().astype(np.longdouble)
+    y = ops.row_norm(x, 1, None, None, 1e-5, True, None)[0].numpy().astype(np.longdouble)
     # the promise of every kernel, for the type that comes out
     assert abs(y - want).max() <= 4 * ULP[dtype] * max(abs(want).max(), 1e-30)
 
@@ -34,8 +34,8 @@ def test_scales_that_overflow_a_float32_square(scale: float) -> None:
     g = torch.Generator().manual_seed(0)
     x = (torch.randn(4, 8, 5, 5, generator=g, dtype=torch.float64) * scale).float()
     for got, want in (
-        (ops.row_norm(x, 3, None, None, 1e-5, True)[0], F.layer_norm(x.double(), x.shape[1:])),
-        (ops.row_norm(x, 3, None, None, 1e-6, False)[0], F.rms_norm(x.double(), x.shape[1:], eps=1e-6)),
+        (ops.row_norm(x, 3, None, None, 1e-5, True, None)[0], F.layer_norm(x.double(), x.shape[1:])),
+        (ops.row_norm(x, 3, None, None, 1e-6, False, None)[0], F.rms_norm(x.double(), x.shape[1:], eps=1e-6)),
         (ops.group_norm(x, 2, None, None, 1e-5, None)[0], F.group_norm(x.double(), 2)),
     ):
         assert got.isfinite().all()
@@ -49,13 +49,13 @@ def test_row_norm_is_torchs_layer_norm_in_float64(n_dims: int) -> None:
         torch.randn(s, generator=g, dtype=torch.float64)
         for s in ((2, 3, 4), (2, 3, 4)[-n_dims:], (2, 3, 4)[-n_dims:])
     )
-    y, mean, rstd = ops.row_norm(x, n_dims, w, b, 1e-5, True)
+    y, mean, rstd = ops.row_norm(x, n_dims, w, b, 1e-5, True, None)
     torch.testing.assert_close(y, F.layer_norm(x, x.shape[-n_dims:], w, b), rtol=1e-12, atol=1e-12)
     dims = tuple(range(-n_dims, 0))
     torch.testing.assert_close(mean, x.mean(dims))
     torch.testing.assert_close(rstd, (x.var(dims, correction=0) + 1e-5).rsqrt())
     torch.testing.assert_close(
-        ops.row_norm(x, n_dims, w, None, 1e-6, False)[0], F.rms_norm(x, x.shape[-n_dims:], w, 1e-6)
+        ops.row_norm(x, n_dims, w, None, 1e-6, False, None)[0], F.rms_norm(x, x.shape[-n_dims:], w, 1e-6)
     )
 
 
@@ -101,7 +101,7 @@ def test_moments_then_affine_is_batch_norm_with_the_notes_three_paths() -> None:
 def test_half_inputs_keep_their_statistics_out_of_half() -> None:
     # C08: rstd of a zero row is 1/√eps = 1e6, which is inf in float16
     x = torch.zeros(1, 10, dtype=torch.float16, requires_grad=True)
-    y, _, rstd = ops.row_norm(x, 1, None, None, 1e-12, True)
+    y, _, rstd = ops.row_norm(x, 1, None, None, 1e-12, True, None)
     (y.float() * torch.arange(10.0) * 1e-3).sum().backward()
     assert rstd.dtype == torch.float64
     assert rstd.item() == pytest.approx(1e6)
@@ -139,6 +139,6 @@ def test_mask_weights_can_be_learned() -> None:
 def test_half_and_float32_weights_mix() -> None:
     x = torch.randn(4, 8).bfloat16().requires_grad_()
     w = torch.randn(8, requires_grad=True)
-    y = ops.row_norm(x, 1, w, None, 1e-5, True)[0]
+    y = ops.row_norm(x, 1, w, None, 1e-5, True, None)[0]
     y.sum().backward()
     assert (y.dtype, x.grad.dtype, w.grad.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)

@@ -38,7 +38,7 @@ class Norm:
     def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
         if self.op == "row_norm":
             n_dims, center = self.extra
-            return ops.row_norm(x, n_dims, weight, bias, eps, center)[0]
+            return ops.row_norm(x, n_dims, weight, bias, eps, center, None)[0]
         if self.op == "group_norm":
             return ops.group_norm(x, *self.extra, weight, bias, eps, None)[0]
         return ops.batch_norm(x, weight, bias, eps, None, None)[0]
@@ -326,10 +326,10 @@ def test_affine_over_scales_and_layouts(exponent: int) -> None:
 @pytest.mark.parametrize("mode", ["off", "reference"])
 def test_switched_off_the_ops_run_their_references(mode: str) -> None:
     x = draw((3, 101), 0, torch.float32)
-    want = ops.row_norm.reference(x, 1, None, None, 1e-5, True)[0]
-    assert not torch.equal(ops.row_norm(x, 1, None, None, 1e-5, True)[0], want)
+    want = ops.row_norm.reference(x, 1, None, None, 1e-5, True, None)[0]
+    assert not torch.equal(ops.row_norm(x, 1, None, None, 1e-5, True, None)[0], want)
     with ops.use_kernels(mode):
-        assert torch.equal(ops.row_norm(x, 1, None, None, 1e-5, True)[0], want)
+        assert torch.equal(ops.row_norm(x, 1, None, None, 1e-5, True, None)[0], want)
 
 
 def test_rounding_of_half_types_is_torchs() -> None:
@@ -350,7 +350,7 @@ def test_compiled_autograd_records_the_backward_op() -> None:
 
     def grads() -> list[Tensor]:
         leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
-        ops.row_norm(leaves[0], 1, leaves[1], None, 1e-5, True)[0].pow(2).sum().backward()
+        ops.row_norm(leaves[0], 1, leaves[1], None, 1e-5, True, None)[0].pow(2).sum().backward()
         return [t.grad for t in leaves]
 
     want = grads()
@@ -368,7 +368,7 @@ def test_a_backward_given_statistics_of_another_size_reads_nothing_beyond_them()
     needs = [True, True, True]
     for dx, *_ in (
         # the references find the statistics again, whatever they are told
-        call.row_norm_backward(x, x, 1, None, few, few, 1e-5, True, needs),
+        call.row_norm_backward(x, x, 1, None, None, few, few, 1e-5, True, None, needs),
         call.batch_norm_backward(x, x, None, None, None, few, few, 1e-5, None, [*needs, False]),
         call.group_norm_backward(x, x, 2, None, None, few, few, 1e-5, None, needs),
     ):
@@ -378,6 +378,6 @@ def test_a_backward_given_statistics_of_another_size_reads_nothing_beyond_them()
 
 @pytest.mark.parametrize("op", ["row_norm", "group_norm"])
 def test_a_number_too_large_for_a_machine_word_is_refused(op: str) -> None:
-    rest = (None, None, 1e-5, True) if op == "row_norm" else (None, None, 1e-5, None)
+    rest = (None, None, 1e-5, True, None) if op == "row_norm" else (None, None, 1e-5, None)
     with pytest.raises((RuntimeError, OverflowError, TypeError)):
         ops.OPS[op](torch.randn(4, 6), 2**70, *rest)

@@ -16,7 +16,7 @@ from musigma.functional._checks import check_residual, check_rows
 from musigma.functional._masked import check_mask, normalized_rows
 from musigma.functional._parameters import compute_dtype, matched
 from musigma.functional._single import only_bias, warn_single_value
-from musigma.ops import memory_format, row_norm, selected
+from musigma.ops import add_row_norm, memory_format, row_norm, selected
 
 RMS_EPS = torch.finfo(torch.float32).eps
 """What `rms_norm` takes for ``eps=None``, whatever the input's dtype."""
@@ -90,7 +90,8 @@ def layer_norm(
     elif mask is not None:
         y = _masked(input, shape, weight, bias, eps, mask, center=True)
     elif selected("row_norm", input):
-        y = row_norm(input, len(shape), weight, bias, eps, True)[0]
+        y = row_norm(input, len(shape), weight, bias, eps, True, activation)[0]
+        activation = None
     else:
         x, weight, bias = matched(input, weight, bias, shape)
         y = torch.layer_norm(x, shape, weight, bias, eps)
@@ -162,7 +163,8 @@ def rms_norm(
     if mask is not None:
         y = _masked(input, shape, weight, None, eps, mask, center=False)
     elif selected("row_norm", input):
-        y = row_norm(input, len(shape), weight, None, eps, False)[0]
+        y = row_norm(input, len(shape), weight, None, eps, False, activation)[0]
+        activation = None
     elif weight is None or weight.dtype is input.dtype:
         # a row's sum must not depend on how many other rows lie between its values
         y = torch.rms_norm(input.contiguous(), shape, weight, eps)
@@ -192,6 +194,16 @@ def _masked(
     if bias is not None:
         y = y + bias
     return y.to(x.dtype)
+
+
+def _fused(x: Tensor, residual: Tensor, normalized_shape: Sequence[int]) -> bool:
+    """Whether one op adds and normalizes: not where a layout is to be kept, or single values told of."""
+    return (
+        selected("add_row_norm", x)
+        and selected("add_row_norm", residual)
+        and (x.dim() < 4 or x.is_contiguous())
+        and math.prod(normalized_shape) != 1
+    )
 
 
 def add_layer_norm(
@@ -243,6 +255,12 @@ def add_layer_norm(
             activation=activation,
         )
     check_residual(x, residual)
+    if _fused(x, residual, normalized_shape):
+        shape = tuple(normalized_shape)
+        check_rows("layer_norm", x, shape, weight, bias, eps)
+        if activation is not None:
+            check_activation(activation)
+        return add_row_norm(x, residual, len(shape), weight, bias, eps, True, activation)[:2]
     s = x + residual
     return layer_norm(s, normalized_shape, weight, bias, eps, activation=activation), s
 
@@ -293,5 +311,13 @@ def add_rms_norm(
             activation=activation,
         )
     check_residual(x, residual)
+    if _fused(x, residual, normalized_shape):
+        shape = tuple(normalized_shape)
+        if eps is None:
+            eps = RMS_EPS
+        check_rows("rms_norm", x, shape, weight, None, eps)
+        if activation is not None:
+            check_activation(activation)
+        return add_row_norm(x, residual, len(shape), weight, None, eps, False, activation)[:2]
     s = x + residual
     return rms_norm(s, normalized_shape, weight, eps, activation=activation), s

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
 
-from musigma.functional import layer_norm
+from musigma.functional import add_layer_norm, layer_norm
 from musigma.functional._checks import refuse_input
 from musigma.nn._sizes import check_normalized_shape, check_size
 
@@ -50,16 +51,36 @@ class LayerNorm(torch.nn.LayerNorm):
         check_normalized_shape(normalized_shape)
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)  # type: ignore[arg-type]  # torch's annotation knows lists only
 
-    def forward(self, input: Tensor, *, activation: str | None = None) -> Tensor:
-        """The input normalized.
+    @overload
+    def forward(self, input: Tensor, *, activation: str | None = None) -> Tensor: ...
+    @overload
+    def forward(
+        self, input: Tensor, *, activation: str | None = None, residual: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self, input: Tensor, *, activation: str | None = None, residual: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The input normalized, or with `residual` the sum of both.
 
         Args:
             input: (*batch, *normalized_shape).
             activation: applied to the result, as in `musigma.functional.layer_norm`.
+            residual: like the input; added to it first, as in `musigma.functional.add_layer_norm`.
 
         Returns:
-            (*batch, *normalized_shape), in the input's dtype, channels last where the input is.
+            (*batch, *normalized_shape), in the input's dtype, channels last where the input is; with
+            `residual` a pair, this and the sum.
         """
+        if residual is not None:
+            return add_layer_norm(
+                input,
+                residual,
+                self.normalized_shape,
+                self.weight,
+                self.bias,
+                self.eps,
+                activation=activation,
+            )
         return layer_norm(
             input, self.normalized_shape, self.weight, self.bias, self.eps, activation=activation
         )
@@ -82,7 +103,7 @@ class ChannelsFirst(LayerNorm):
         check_size("num_channels", num_channels)
         super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype)
 
-    def forward(self, input: Tensor, *, activation: str | None = None) -> Tensor:
+    def forward(self, input: Tensor, *, activation: str | None = None) -> Tensor:  # type: ignore[override]  # no residual: its rows lie across the input
         """The channels of every position normalized.
 
         Args:

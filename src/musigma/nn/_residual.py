@@ -6,6 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from musigma.nn._layer_norm import LayerNorm
+from musigma.nn._rms_norm import RMSNorm
+
 
 class _Residual(nn.Module):
     def __init__(self, sublayer: nn.Module, norm: nn.Module, dropout: float = 0.0) -> None:
@@ -28,6 +31,11 @@ class _Residual(nn.Module):
                 f"{tuple(out.shape)} of {tuple(skip.shape)}, which cannot be added"
             )
         return self.dropout(out)
+
+
+def _adds(norm: nn.Module) -> bool:
+    """Whether the norm itself can add: one of ours, with no hook that expects the sum."""
+    return type(norm) in (LayerNorm, RMSNorm) and not (norm._forward_pre_hooks or norm._forward_hooks)
 
 
 class AddNorm(_Residual):
@@ -69,6 +77,8 @@ class AddNorm(_Residual):
             ValueError: the sublayer changed the shape.
         """
         out = self._branch(x, x, args, kwargs)
+        if out.dtype is x.dtype and _adds(self.norm):
+            return self.norm(x, residual=out)[0]
         return self.norm(x + out)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
 
-from musigma.functional import rms_norm
+from musigma.functional import add_rms_norm, rms_norm
 from musigma.nn._sizes import check_normalized_shape
 
 
@@ -44,14 +45,28 @@ class RMSNorm(torch.nn.RMSNorm):
         check_normalized_shape(normalized_shape)
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)  # type: ignore[arg-type]  # torch's annotation knows lists only
 
-    def forward(self, x: Tensor, *, activation: str | None = None) -> Tensor:
-        """The input scaled.
+    @overload
+    def forward(self, x: Tensor, *, activation: str | None = None) -> Tensor: ...
+    @overload
+    def forward(
+        self, x: Tensor, *, activation: str | None = None, residual: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self, x: Tensor, *, activation: str | None = None, residual: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The input scaled, or with `residual` the sum of both.
 
         Args:
             x: (*batch, *normalized_shape).
             activation: applied to the result, as in `musigma.functional.rms_norm`.
+            residual: like x; added to it first, as in `musigma.functional.add_rms_norm`.
 
         Returns:
-            (*batch, *normalized_shape), in the input's dtype, channels last where the input is.
+            (*batch, *normalized_shape), in the input's dtype, channels last where the input is; with
+            `residual` a pair, this and the sum.
         """
+        if residual is not None:
+            return add_rms_norm(
+                x, residual, self.normalized_shape, self.weight, self.eps, activation=activation
+            )
         return rms_norm(x, self.normalized_shape, self.weight, self.eps, activation=activation)

@@ -1,6 +1,7 @@
-"""Arithmetic on tensors: five ops that compute, one that updates, each with a readable reference."""
+"""Arithmetic on tensors: six ops that compute, one that updates, each with a readable reference."""
 
 from musigma.ops._activations import ACTIVATIONS, activate, check_activation
+from musigma.ops._add_row_norm.op import add_row_norm
 from musigma.ops._affine.op import affine
 from musigma.ops._batch_norm.op import batch_norm
 from musigma.ops._define import OPS, ErrorSample, Op, Sample, leaves_home, transforms_active
@@ -21,6 +22,7 @@ __all__ = [
     "Op",
     "Sample",
     "activate",
+    "add_row_norm",
     "affine",
     "batch_norm",
     "check_activation",

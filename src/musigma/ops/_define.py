@@ -69,6 +69,8 @@ class Op:
         fake: shapes of the forward's results.
         backward_fake: shapes of the backward's results.
         differentiable: positions of the inputs that get a gradient, in the order the backward returns them.
+        gradients: for each of these its position in what the backward returns, where two inputs share a
+            gradient; by default one after the other.
         differentiable_outputs: positions of the results that carry one.
         saved_outputs: positions of the results that the backward reads.
         backward_args: (output gradients, inputs, outputs, needs) to the backward's arguments.
@@ -92,6 +94,7 @@ class Op:
     samples: Callable[..., Iterator[Sample]] = field(repr=False)
     error_samples: Callable[[], Iterator[ErrorSample]] = field(repr=False)
     tolerance: float = 4.0
+    gradients: tuple[int, ...] = ()
 
     def __call__(self, *args: Any) -> Any:
         if leaves_home():
@@ -235,9 +238,10 @@ def _recorder(op: Op) -> type[torch.autograd.Function]:
             inputs = [next(saved) if t else p for t, p in zip(ctx.is_tensor, ctx.plain, strict=True)]
             outputs = dict(zip(op.saved_outputs, saved, strict=True))
             needs = [ctx.needs_input_grad[1 + i] for i in op.differentiable]
-            results = op.backward_overload(*op.backward_args(grads, inputs, outputs, needs))
-            for i, need, result in zip(op.differentiable, needs, _as_tuple(results), strict=True):
-                given[1 + i] = result if need else None
+            results = _as_tuple(op.backward_overload(*op.backward_args(grads, inputs, outputs, needs)))
+            places = op.gradients or range(len(results))
+            for i, need, place in zip(op.differentiable, needs, places, strict=True):
+                given[1 + i] = results[place] if need else None
             return tuple(given)
 
     Recorded.__name__ = Recorded.__qualname__ = "".join(part.title() for part in op.name.split("_"))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from musigma._errors import MusigmaWarning
+from musigma.ops._add_row_norm.op import add_row_norm
 from musigma.ops._affine.op import affine
 from musigma.ops._batch_norm.op import batch_norm
 from musigma.ops._define import ENTRIES, OPS, leaves_home
@@ -45,10 +46,10 @@ def _from_environment() -> Mode:
 
 _mode: Mode = _from_environment()  # a plain global: torch.compile guards on it, where a ContextVar breaks
 # Defined before the extension is loaded, which is then held to these schemas, and not they to its own.
-_DEFINED = (affine, batch_norm, group_norm, moments, row_norm, running_update_)
+_DEFINED = (add_row_norm, affine, batch_norm, group_norm, moments, row_norm, running_update_)
 _native: Native = load()
 _tell: bool = _native.broken  # whether the first call has to say that it does not get what was installed
-_WRITTEN = frozenset({"affine", "batch_norm", "group_norm", "moments", "row_norm"})
+_WRITTEN = frozenset({"add_row_norm", "affine", "batch_norm", "group_norm", "moments", "row_norm"})
 _NATIVE = _WRITTEN if _native.module is not None else frozenset[str]()
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -147,7 +148,7 @@ def kernels() -> list[Kernel]:
     Example:
         >>> import musigma as ms
         >>> [k.op for k in ms.ops.kernels()]
-        ['affine', 'batch_norm', 'group_norm', 'moments', 'row_norm']
+        ['add_row_norm', 'affine', 'batch_norm', 'group_norm', 'moments', 'row_norm']
     """
     if _mode == "reference":
         return [Kernel(name, "reference", f"{VARIABLE} asks for it") for name in sorted(OPS)]

@@ -1,8 +1,6 @@
 // Vectors across channels that lie side by side (channels last, 2-D).
 #pragma once
 
-#include <type_traits>
-
 #include "along.h"
 
 namespace MUSIGMA_NAMESPACE {
@@ -46,13 +44,6 @@ inline void runs_across(int64_t rows, int64_t channels, Body body) {
     const int64_t stop = run + kRows < rows ? run + kRows : rows;
     across<A>(channels, [&]<int G>(int64_t j, auto part) { body.template operator()<G>(j, part, run, stop); });
   }
-}
-
-template <class A, class T, class Part>
-inline void put(T* p, Lanes<A> v, Part part, bool streamed) {
-  if constexpr (std::is_same_v<Part, All>)
-    if (streamed) return stream<A>(p, v);
-  store<A>(p, v, part);
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 //   gelu       z·Φ(z), where Φ(-a) = exp(-a²/2)·R(a) for a ≥ 0 and R is smooth (Mills' ratio over √2π)
 //   gelu_tanh  z·½(1 + tanh u) = z·σ(2u), with 2u = z·(p + q·z²)
 //
-// Against the exact functions of the same z they are off by at most 2 units in the last place of the result for z ≥ 0,
-// and for z < 0 by at most 2·(1 + z²) units of results that are ever smaller, about as much as z's own rounding costs;
+// Against the exact functions of the same z they are off by at most 2.5 units in the last place of the result for z ≥ 0,
+// and for z < 0 by at most 2.5·(1 + z²) units of results that are ever smaller, about as much as z's own rounding costs;
 // where the exponential is no normal number any more they are 0. Slopes are within 2 units of 1 (in double 3). NaN
 // stays NaN; +inf gives +inf, and its slope 1; -inf gives NaN, as torch's do (relu's 0), and its slope 0.
 //
@@ -61,14 +61,14 @@ struct Approximation<double> {
 };
 
 template <class A, int N>
-inline Lanes<A> polynomial(const A (&c)[N], Lanes<A> x) {
+MUSIGMA_INLINE Lanes<A> polynomial(const A (&c)[N], Lanes<A> x) {
   Lanes<A> y = splat<A>(c[N - 1]);
   for (int i = N - 2; i >= 0; i--) y = madd<A>(y, x, splat<A>(c[i]));
   return y;
 }
 
 template <class A>
-inline Lanes<A> magnitude(Lanes<A> v) {
+MUSIGMA_INLINE Lanes<A> magnitude(Lanes<A> v) {
   typedef typename IntegerOf<A>::type Integer;
   const Integer all_but_sign = sizeof(A) == 4 ? (Integer)INT32_MAX : (Integer)INT64_MAX;
   return bits<Lanes<A>>(bits<Integers<A>>(v) & (Integers<A>{} + all_but_sign));
@@ -76,7 +76,7 @@ inline Lanes<A> magnitude(Lanes<A> v) {
 
 // v within ±limit; NaN as it is.
 template <class A>
-inline Lanes<A> clamp(Lanes<A> v, A limit) {
+MUSIGMA_INLINE Lanes<A> clamp(Lanes<A> v, A limit) {
   const Lanes<A> high = splat<A>(limit), low = splat<A>(-limit);
   v = v > high ? high : v;
   return v < low ? low : v;
@@ -84,7 +84,7 @@ inline Lanes<A> clamp(Lanes<A> v, A limit) {
 
 // e^x for x ≤ 0, and NaN: 2^n·e^r with x = n·ln2 + r.
 template <class A>
-inline Lanes<A> exp_negative(Lanes<A> x) {
+MUSIGMA_INLINE Lanes<A> exp_negative(Lanes<A> x) {
   typedef Approximation<A> C;
   typedef Integers<A> I;
   const Lanes<A> low = splat<A>(C::kSmallest), round = splat<A>(C::kRound);
@@ -99,14 +99,14 @@ inline Lanes<A> exp_negative(Lanes<A> x) {
 
 // z·σ(w), for w of z's sign.
 template <class A>
-inline Lanes<A> times_logistic(Lanes<A> z, Lanes<A> w) {
+MUSIGMA_INLINE Lanes<A> times_logistic(Lanes<A> z, Lanes<A> w) {
   const Lanes<A> e = exp_negative<A>(-magnitude<A>(w));
   return (w < Lanes<A>{} ? z * e : z) / (e + (A)1);
 }
 
 // The derivative of z·σ(w) by z: σ(w)·(1 + z·w'·σ(-w)).
 template <class A>
-inline Lanes<A> logistic_slope(Lanes<A> z, Lanes<A> w, Lanes<A> dw) {
+MUSIGMA_INLINE Lanes<A> logistic_slope(Lanes<A> z, Lanes<A> w, Lanes<A> dw) {
   const Lanes<A> e = exp_negative<A>(-magnitude<A>(w)), one = splat<A>((A)1), high = one / (e + one), low = e * high;
   const auto negative = w < Lanes<A>{};
   return (negative ? low : high) * madd<A>(z * dw, negative ? high : low, one);
@@ -114,20 +114,23 @@ inline Lanes<A> logistic_slope(Lanes<A> z, Lanes<A> w, Lanes<A> dw) {
 
 constexpr double kTanhLinear = 1.5957691216057308;  // 2·√(2/π)
 constexpr double kTanhCubic = 1.5957691216057308 * 0.044715;
+constexpr double kFlat = 40;  // both gelus are 0 or z beyond, in either type
 
 // Φ(z); `density` becomes exp(-z²/2).
 template <class A>
-inline Lanes<A> normal_below(Lanes<A> z, Lanes<A>& density) {
+MUSIGMA_INLINE Lanes<A> normal_below(Lanes<A> z, Lanes<A>& density) {
   typedef Approximation<A> C;
-  const Lanes<A> a = magnitude<A>(z), one = splat<A>((A)1), inverse = one / (a + C::kMillsCenter);
+  const Lanes<A> one = splat<A>((A)1), flat = splat<A>((A)kFlat), far = magnitude<A>(z);
+  const Lanes<A> a = far > flat ? flat : far, inverse = one / (a + C::kMillsCenter);
   density = exp_negative<A>(z * z * (A)-0.5);
-  const Lanes<A> t = madd<A>(inverse, splat<A>(-2 * C::kMillsCenter), one);
+  // t = 2·a/(a + k) - 1, which is exact where a is small and its error would count most.
+  const Lanes<A> t = madd<A>(a * inverse, splat<A>((A)2), -one);
   const Lanes<A> tail = density * (polynomial<A>(C::kMills, t) * inverse);
   return z < Lanes<A>{} ? tail : one - tail;
 }
 
 template <Activation K, class A>
-inline Lanes<A> activate(Lanes<A> z) {
+MUSIGMA_INLINE Lanes<A> activate(Lanes<A> z) {
   if constexpr (K == Activation::kRelu) {
     return z < Lanes<A>{} ? Lanes<A>{} : z;
   } else if constexpr (K == Activation::kSilu) {
@@ -142,9 +145,9 @@ inline Lanes<A> activate(Lanes<A> z) {
   }
 }
 
-// The derivative at z. Beyond ±1000 (gelu: 40) it is exactly 0 or 1 in either type, and held there nothing overflows.
+// The derivative at z. It is exactly 0 or 1 far out, and held there nothing overflows.
 template <Activation K, class A>
-inline Lanes<A> slope(Lanes<A> z) {
+MUSIGMA_INLINE Lanes<A> slope(Lanes<A> z) {
   const Lanes<A> one = splat<A>((A)1);
   if constexpr (K == Activation::kRelu) {
     return z <= Lanes<A>{} ? Lanes<A>{} : one;
@@ -152,12 +155,12 @@ inline Lanes<A> slope(Lanes<A> z) {
     const Lanes<A> held = clamp<A>(z, (A)1000);
     return logistic_slope<A>(held, held, one);
   } else if constexpr (K == Activation::kGelu) {
-    const Lanes<A> held = clamp<A>(z, (A)40);
+    const Lanes<A> held = clamp<A>(z, (A)kFlat);
     Lanes<A> density;
     const Lanes<A> below = normal_below<A>(held, density);
     return madd<A>(held * (A)0.3989422804014327, density, below);
   } else if constexpr (K == Activation::kGeluTanh) {
-    const Lanes<A> held = clamp<A>(z, (A)40), square = held * held;
+    const Lanes<A> held = clamp<A>(z, (A)kFlat), square = held * held;
     const Lanes<A> linear = splat<A>((A)kTanhLinear);
     return logistic_slope<A>(held, held * madd<A>(square, splat<A>((A)kTanhCubic), linear),
                              madd<A>(square, splat<A>((A)(3 * kTanhCubic)), linear));
@@ -166,9 +169,18 @@ inline Lanes<A> slope(Lanes<A> z) {
   }
 }
 
+// One activation, known to the compiler.
 template <Activation K>
 struct Activated {
   static constexpr Activation kind = K;
+  template <class A>
+  MUSIGMA_INLINE Lanes<A> value(Lanes<A> z) const {
+    return activate<K, A>(z);
+  }
+  template <class A>
+  MUSIGMA_INLINE Lanes<A> derivative(Lanes<A> z) const {
+    return slope<K, A>(z);
+  }
 };
 
 // f(Activated<K>{}) for the K that `activation` is: chosen once, outside of the loops.
@@ -182,6 +194,21 @@ inline void with_activation(Activation activation, F f) {
     case Activation::kGeluTanh: return f(Activated<Activation::kGeluTanh>{});
   }
 }
+
+// An activation chosen at every vector: for the rare loops that are not worth being compiled for each.
+struct AnyActivated {
+  Activation kind;
+  template <class A>
+  Lanes<A> value(Lanes<A> z) const {
+    with_activation(kind, [&](auto known) { z = known.template value<A>(z); });
+    return z;
+  }
+  template <class A>
+  Lanes<A> derivative(Lanes<A> z) const {
+    with_activation(kind, [&](auto known) { z = known.template derivative<A>(z); });
+    return z;
+  }
+};
 
 }  // namespace
 }  // namespace MUSIGMA_NAMESPACE

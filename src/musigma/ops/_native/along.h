@@ -133,32 +133,6 @@ inline Lanes<A> sums_of(Lanes<A>* v) {
 
 // ---- elementwise ---------------------------------------------------------------------------------------------
 
-// Writes past the caches, to addresses that are a multiple of what is written. What is read next is not what was
-// written a cache ago, and memory is spared the read that an ordinary write begins with.
-template <class A, class T>
-inline void stream(T* p, Lanes<A> v) {
-  const auto raw = Storage<T, A>::down(v);
-#if defined(__AVX512F__)
-  if constexpr (sizeof(raw) == 64) return _mm512_stream_si512((__m512i*)p, bits<__m512i>(raw));
-#endif
-#if defined(__AVX__)
-  if constexpr (sizeof(raw) == 32) return _mm256_stream_si256((__m256i*)p, bits<__m256i>(raw));
-#endif
-#if defined(__SSE2__)
-  if constexpr (sizeof(raw) == 16) return _mm_stream_si128((__m128i*)p, bits<__m128i>(raw));
-#endif
-  write(p, raw);
-}
-
-// Streamed writes are not ordered with others; whoever wakes another thread afterwards calls this first.
-inline void end_of_stream(bool streamed) {
-#if defined(__SSE2__)
-  if (streamed) _mm_sfence();
-#else
-  (void)streamed;
-#endif
-}
-
 // y[i] = f(i, All or First) for n values; x and y do not overlap, since the last vector of a row may be formed twice.
 template <class A, class T, class F>
 inline void each(int64_t n, T* y, bool streamed, F f) {

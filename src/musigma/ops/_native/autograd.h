@@ -103,7 +103,8 @@ auto record(Call call, typename Op::Plain plain, Save save, Outputs outputs, con
     for (Tensor* out : outputs(result)) torch::autograd::set_history(*out, node);
     const std::array<Tensor, Op::kSaved> kept = save(result);
     for (int i = 0; i < Op::kSaved; i++)
-      if (kept[i].defined()) node->saved[i] = SavedVariable(kept[i], false);
+      // A node that held its own output would hold itself.
+      if (kept[i].defined()) node->saved[i] = SavedVariable(kept[i], kept[i].grad_fn() == node);
   }
   return result;
 }

@@ -6,6 +6,7 @@
 #include <ATen/TracerMode.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "../_add_row_norm/bind.h"
 #include "../_affine/bind.h"
 #include "../_batch_norm/bind.h"
 #include "../_group_norm/bind.h"
@@ -13,7 +14,7 @@
 #include "../_row_norm/bind.h"
 #include "../_running/bind.h"
 
-#define MUSIGMA_OPS(each) each(row_norm) each(group_norm) each(batch_norm) each(moments) each(affine)
+#define MUSIGMA_OPS(each) each(row_norm) each(add_row_norm) each(group_norm) each(batch_norm) each(moments) each(affine)
 
 namespace {
 
@@ -102,17 +103,37 @@ PyObject* wrap(std::tuple<T...>&& results) {
 
 PyObject* row_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  Arguments a(values, count, 6);
+  Arguments a(values, count, 7);
   const Tensor x = a.tensor(0);
   const int64_t n_dims = a.integer(1);
   const MaybeTensor weight = a.maybe(2), bias = a.maybe(3);
   const double eps = a.number(4);
   const bool center = a.flag(5);
+  const musigma::Name activation = a.text(6);
   if (!a.plain) return through_op("row_norm", values, count);
   musigma::row_norm::Result results;
   {
     py::gil_scoped_release release;
-    results = musigma::row_norm::forward_op().call(x, n_dims, weight, bias, eps, center);
+    results = musigma::row_norm::forward_op().call(x, n_dims, weight, bias, eps, center, activation);
+  }
+  return wrap(std::move(results));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* add_row_norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 8);
+  const Tensor x = a.tensor(0), residual = a.tensor(1);
+  const int64_t n_dims = a.integer(2);
+  const MaybeTensor weight = a.maybe(3), bias = a.maybe(4);
+  const double eps = a.number(5);
+  const bool center = a.flag(6);
+  const musigma::Name activation = a.text(7);
+  if (!a.plain) return through_op("add_row_norm", values, count);
+  musigma::add_row_norm::Result results;
+  {
+    py::gil_scoped_release release;
+    results = musigma::add_row_norm::forward_op().call(x, residual, n_dims, weight, bias, eps, center, activation);
   }
   return wrap(std::move(results));
   END_HANDLE_TH_ERRORS
@@ -231,7 +252,10 @@ PyCFunction fast(F f) {
 }
 
 PyMethodDef methods[] = {
-    {"row_norm", fast(row_norm), METH_FASTCALL, "(x, n_dims, weight, bias, eps, center) -> (y, mean, rstd)"},
+    {"row_norm", fast(row_norm), METH_FASTCALL,
+     "(x, n_dims, weight, bias, eps, center, activation) -> (y, mean, rstd)"},
+    {"add_row_norm", fast(add_row_norm), METH_FASTCALL,
+     "(x, residual, n_dims, weight, bias, eps, center, activation) -> (y, sum, mean, rstd)"},
     {"group_norm", fast(group_norm), METH_FASTCALL, "(x, groups, weight, bias, eps, activation) -> (y, mean, m2)"},
     {"batch_norm", fast(batch_norm), METH_FASTCALL, "(x, weight, bias, eps, add, activation) -> (y, mean, m2)"},
     {"affine", fast(affine), METH_FASTCALL,

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstdio>
 #include <memory>
 #include <vector>
 
@@ -66,22 +65,6 @@ class Scratch {
   std::vector<std::unique_ptr<void, Free>> far_;
   alignas(kAlign) char near_[kNear];
 };
-
-// Whether a result of so many bytes is written past the caches: where it and its source don't fit in the last of them
-// together. Measured on 32 MB of it, an output of 26 MB takes half the time to write so, and the next op that reads it
-// as long as it saves at most; below half the cache the next op loses more.
-inline bool streams(int64_t bytes) {
-  static const int64_t limit = [] {
-    // What one core sees of it. (sysconf tells the sum over a socket, ten times as much on some.)
-    int64_t kilobytes = 0;
-    if (std::FILE* file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r")) {
-      if (std::fscanf(file, "%ldK", &kilobytes) != 1) kilobytes = 0;
-      std::fclose(file);
-    }
-    return kilobytes > 0 ? kilobytes * 512 : int64_t{1} << 24;
-  }();
-  return bytes > limit;
-}
 
 // Mean and M2 of every channel. For float64 the mean is pivot + offset as well; for every other type those are null.
 struct Statistics {

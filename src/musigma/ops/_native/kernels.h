@@ -10,13 +10,16 @@ namespace musigma {
 // What is applied to the result before it is rounded to the storage type; see activation.h.
 enum class Activation { kNone, kRelu, kSilu, kGelu, kGeluTanh };
 
-// Rows of `width` values; row r of x starts at x + r * x_stride. Parameters are in the compute type: double for
-// float64 input, float for every other. The statistics are double.
+// Rows of `width` values; row r of x starts at x + r * x_stride. Parameters are in the input's type, or float beside
+// half types. The statistics are double.
 struct RowNorm {
-  DType type;
+  DType type, parameter_type;
   int64_t width;
   const void* x;
   int64_t x_stride;
+  const void* residual;  // or null: added to x first, and the sum, rounded, is what is normalized
+  int64_t residual_stride;
+  void* sum;           // contiguous, or null
   const void* weight;  // or null
   const void* bias;    // or null
   void* y;             // contiguous
@@ -24,20 +27,27 @@ struct RowNorm {
   double* rstd;
   double eps;
   bool center;
+  Activation activation;
+  bool stream;  // write past the caches: y is larger than they are
 };
 
 struct RowNormBackward {
-  DType type;
+  DType type, parameter_type;
   int64_t rows, width;
   const void* dy;
   int64_t dy_stride;
-  const void* x;
+  const void* dsum;  // or null: added to dx
+  int64_t dsum_stride;
+  const void* x;  // or the sum
   int64_t x_stride;
   const void* weight;  // or null
+  const void* bias;    // or null; read only behind an activation
   const double* mean;
   const double* rstd;
   void* dx;  // contiguous, or null
   bool center;
+  Activation activation;
+  bool stream;
   // Sums over rows, for dweight and dbias; null if neither is wanted. See sums.h.
   int64_t block_rows;
   double* sums;

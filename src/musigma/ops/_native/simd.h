@@ -10,9 +10,12 @@
 #include "dtype.h"
 #include "level.h"
 
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+// Small steps on vectors, which a call would cost more than they do.
+#define MUSIGMA_INLINE inline __attribute__((always_inline))
 
 namespace MUSIGMA_NAMESPACE {
 namespace {
@@ -73,7 +76,7 @@ inline To bits(From v) {
 
 template <class A>
 inline Lanes<A> splat(A a) {
-  return Lanes<A>{} + a;
+  return a - Lanes<A>{};  // which keeps a zero's sign, and costs nothing
 }
 
 // a * b + c, rounded once where the level has such an instruction. (-ffp-contract=off forbids it everywhere else.)
@@ -322,6 +325,44 @@ inline void store(T* p, Lanes<A> v, First part) {
   T values[kLanes<A>];
   write(values, raw);
   for (int64_t i = 0; i < part.n; i++) p[i] = values[i];
+}
+
+// Writes past the caches, to addresses that are a multiple of what is written. What is read next is not what was
+// written a cache ago, and memory is spared the read that an ordinary write begins with.
+template <class A, class T>
+inline void stream(T* p, Lanes<A> v) {
+  const auto raw = Storage<T, A>::down(v);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(raw) == 64) return _mm512_stream_si512((__m512i*)p, bits<__m512i>(raw));
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(raw) == 32) return _mm256_stream_si256((__m256i*)p, bits<__m256i>(raw));
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof(raw) == 16) return _mm_stream_si128((__m128i*)p, bits<__m128i>(raw));
+#endif
+  write(p, raw);
+}
+
+// Streamed writes are not ordered with others; whoever wakes another thread afterwards calls this first.
+inline void end_of_stream(bool streamed) {
+#if defined(__SSE2__)
+  if (streamed) _mm_sfence();
+#else
+  (void)streamed;
+#endif
+}
+
+template <class A, class T>
+inline void put(T* p, Lanes<A> v, All part, bool streamed) {
+  if (streamed)
+    stream<A>(p, v);
+  else
+    store<A>(p, v, part);
+}
+template <class A, class T>
+inline void put(T* p, Lanes<A> v, First part, bool) {
+  store<A>(p, v, part);
 }
 
 // One value, for pivots.

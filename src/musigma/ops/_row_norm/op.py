@@ -8,14 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from musigma.ops._activations import ACTIVATIONS, activate, check_activation, slope
 from musigma.ops._define import ErrorSample, Op, Sample, define
 from musigma.ops._numerics import accumulator, first, none, parameter_dtype
 
 
 def check(
-    x: Tensor, n_dims: int, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool
+    x: Tensor,
+    n_dims: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    center: bool,
+    activation: str | None,
 ) -> None:
-    """The last `n_dims` dims are the row; weight and bias have its shape."""
+    """The last `n_dims` dims are the row; weight and bias have its shape; the activation is known."""
     if not x.is_floating_point():
         raise RuntimeError(f"x must be floating point, got {x.dtype}; convert it first, x.float()")
     if not 1 <= n_dims <= x.dim():
@@ -25,6 +32,7 @@ def check(
             raise RuntimeError(
                 f"{name} must have the row's shape {tuple(x.shape[-n_dims:])}, got {tuple(parameter.shape)}"
             )
+    check_activation(activation)
 
 
 def _standardized(x: Tensor, n_dims: int, eps: float, center: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,19 +49,29 @@ def _standardized(x: Tensor, n_dims: int, eps: float, center: bool) -> tuple[Ten
     return centered * rstd, mean, rstd
 
 
+def _affine(z: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if weight is not None:
+        z = z * weight
+    if bias is not None:
+        z = z + bias
+    return z
+
+
 def reference(
-    x: Tensor, n_dims: int, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool
+    x: Tensor,
+    n_dims: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    center: bool,
+    activation: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x − μ) · rstd · weight + bias, with rstd = 1/√(σ² + eps) over the last `n_dims` dims of x.
+    """y = activation((x − μ) · rstd · weight + bias), rstd = 1/√(σ² + eps) over the last `n_dims` dims of x.
 
     Ba et al. 2016 (seed note "Why Normalize a Neuron?"); without centering Zhang & Sennrich 2019.
     """
     normalized, mean, rstd = _standardized(x, n_dims, eps, center)
-    y = normalized.unflatten(-1, x.shape[-n_dims:])
-    if weight is not None:
-        y = y * weight
-    if bias is not None:
-        y = y + bias
+    y = activate(_affine(normalized.unflatten(-1, x.shape[-n_dims:]), weight, bias), activation)
     return y.to(x.dtype).contiguous(), mean.squeeze(-1).detach().clone(), rstd.squeeze(-1).detach().clone()
 
 
@@ -62,17 +80,19 @@ def backward(
     x: Tensor,
     n_dims: int,
     weight: Tensor | None,
+    bias: Tensor | None,
     mean: Tensor,
     rstd: Tensor,
     eps: float,
     center: bool,
+    activation: str | None,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The three paths of the notes (x itself, μ, σ²), gathered.
 
-    With g = dy · weight and x̂ the standardized row,
+    With dz = dy · activation'(x̂ · weight + bias), g = dz · weight and x̂ the standardized row,
 
-        dx = rstd · (g − mean(g) − x̂ · mean(g · x̂)),   dweight = Σ dy · x̂,   dbias = Σ dy
+        dx = rstd · (g − mean(g) − x̂ · mean(g · x̂)),   dweight = Σ dz · x̂,   dbias = Σ dz
 
     where mean(g) falls away without centering. Everything is formed again from x, so this can itself be
     differentiated; a kernel reads `mean` and `rstd` instead.
@@ -81,6 +101,8 @@ def backward(
     normalized = normalized.unflatten(-1, x.shape[-n_dims:])
     scale = scale.reshape(*scale.shape[:-1], *[1] * n_dims)
     upstream = dy.to(normalized.dtype)
+    if activation is not None:
+        upstream = upstream * slope(_affine(normalized, weight, bias), activation)
     row, rows = list(range(-n_dims, 0)), list(range(x.dim() - n_dims))
     dx, dweight, dbias = none(x), none(x), none(x)
     if needs[0]:
@@ -92,7 +114,7 @@ def backward(
     if needs[1]:
         dweight = _sum(upstream * normalized, rows).to(parameter_dtype(x, weight))
     if needs[2]:
-        dbias = _sum(upstream, rows).to(parameter_dtype(x, weight))
+        dbias = _sum(upstream, rows).to(parameter_dtype(x, weight if bias is None else bias))
     return dx, dweight, dbias
 
 
@@ -102,9 +124,15 @@ def _sum(terms: Tensor, dims: list[int]) -> Tensor:
 
 
 def fake(
-    x: Tensor, n_dims: int, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool
+    x: Tensor,
+    n_dims: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    center: bool,
+    activation: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check(x, n_dims, weight, bias, eps, center)
+    check(x, n_dims, weight, bias, eps, center, activation)
     rows = x.shape[: x.dim() - n_dims]
     dtype = accumulator(x)
     return x.new_empty(x.shape), x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
@@ -115,26 +143,28 @@ def backward_fake(
     x: Tensor,
     n_dims: int,
     weight: Tensor | None,
+    bias: Tensor | None,
     mean: Tensor,
     rstd: Tensor,
     eps: float,
     center: bool,
+    activation: str | None,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = parameter_dtype(x, weight)
-    parameter = x.shape[-n_dims:]
+    row = x.shape[-n_dims:]
+    bias = weight if bias is None else bias
     return (
         x.new_empty(x.shape) if needs[0] else none(x),
-        x.new_empty(parameter, dtype=dtype) if needs[1] else none(x),
-        x.new_empty(parameter, dtype=dtype) if needs[2] else none(x),
+        x.new_empty(row, dtype=parameter_dtype(x, weight)) if needs[1] else none(x),
+        x.new_empty(row, dtype=parameter_dtype(x, bias)) if needs[2] else none(x),
     )
 
 
 def backward_args(
     grads: Sequence[Tensor | None], inputs: Sequence[Any], outputs: dict[int, Tensor], needs: list[bool]
 ) -> tuple[Any, ...]:
-    x, n_dims, weight, _, eps, center = inputs
-    return grads[0], x, n_dims, weight, outputs[1], outputs[2], eps, center, needs
+    x, n_dims, weight, bias, eps, center, activation = inputs
+    return grads[0], x, n_dims, weight, bias, outputs[1], outputs[2], eps, center, activation, needs
 
 
 def samples(device: str = "cpu", dtype: torch.dtype = torch.float64) -> Iterator[Sample]:
@@ -155,32 +185,38 @@ def samples(device: str = "cpu", dtype: torch.dtype = torch.float64) -> Iterator
             ):
                 kind = "center" if center else "rms"
                 name = f"{shape}-{n_dims}-{kind}-{weight is not None}-{bias is not None}"
-                yield Sample((draw(*shape, mean=3.0), n_dims, weight, bias, 1e-5, center), name)
+                yield Sample((draw(*shape, mean=3.0), n_dims, weight, bias, 1e-5, center, None), name)
+    for activation in ACTIVATIONS:
+        yield Sample((draw(2, 3, 17), 1, draw(17), draw(17), 1e-5, True, activation), activation)
+        yield Sample((draw(3, 2, 9), 2, None, None, 1e-5, False, activation), f"{activation}-plain")
     strided = draw(6, 5, mean=1.0).t()
-    yield Sample((strided, 1, draw(6), draw(6), 1e-5, True), "transposed")
-    yield Sample((draw(1, 6).expand(5, 6), 1, draw(6), None, 1e-5, True), "expanded")
-    yield Sample(
-        (torch.full((3, 9), 0.1, device=device, dtype=dtype), 1, draw(9), draw(9), 1e-5, True), "constant"
-    )
+    yield Sample((strided, 1, draw(6), draw(6), 1e-5, True, None), "transposed")
+    yield Sample((draw(1, 6).expand(5, 6), 1, draw(6), None, 1e-5, True, None), "expanded")
+    constant = torch.full((3, 9), 0.1, device=device, dtype=dtype)
+    yield Sample((constant, 1, draw(9), draw(9), 1e-5, True, None), "constant")
 
 
 def error_samples() -> Iterator[ErrorSample]:
     x = torch.ones(2, 3)
-    yield ErrorSample((x.long(), 1, None, None, 1e-5, True), RuntimeError, "floating point", "integer")
-    yield ErrorSample((x, 3, None, None, 1e-5, True), RuntimeError, "n_dims", "too many dims")
+    yield ErrorSample((x.long(), 1, None, None, 1e-5, True, None), RuntimeError, "floating point", "integer")
+    yield ErrorSample((x, 3, None, None, 1e-5, True, None), RuntimeError, "n_dims", "too many dims")
     yield ErrorSample(
-        (x, 1, torch.ones(2), None, 1e-5, True), RuntimeError, r"weight .*\(3,\)", "weight shape"
+        (x, 1, torch.ones(2), None, 1e-5, True, None), RuntimeError, r"weight .*\(3,\)", "weight shape"
     )
-    yield ErrorSample((x, 1, None, torch.ones(2), 1e-5, True), RuntimeError, r"bias .*\(3,\)", "bias shape")
+    yield ErrorSample(
+        (x, 1, None, torch.ones(2), 1e-5, True, None), RuntimeError, r"bias .*\(3,\)", "bias shape"
+    )
+    yield ErrorSample((x, 1, None, None, 1e-5, True, "tanh"), ValueError, "activation", "unknown activation")
 
 
 row_norm = define(
     Op(
         name="row_norm",
-        schema="(Tensor x, int n_dims, Tensor? weight, Tensor? bias, float eps, bool center)"
-        " -> (Tensor y, Tensor mean, Tensor rstd)",
-        backward_schema="(Tensor dy, Tensor x, int n_dims, Tensor? weight, Tensor mean, Tensor rstd,"
-        " float eps, bool center, bool[] needs) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+        schema="(Tensor x, int n_dims, Tensor? weight, Tensor? bias, float eps, bool center,"
+        " str? activation) -> (Tensor y, Tensor mean, Tensor rstd)",
+        backward_schema="(Tensor dy, Tensor x, int n_dims, Tensor? weight, Tensor? bias, Tensor mean,"
+        " Tensor rstd, float eps, bool center, str? activation, bool[] needs)"
+        " -> (Tensor dx, Tensor dweight, Tensor dbias)",
         check=check,
         reference=reference,
         backward=backward,
@@ -194,4 +230,4 @@ row_norm = define(
         error_samples=error_samples,
     )
 )
-"""(x, n_dims, weight, bias, eps, center) -> (y, mean, rstd); x: (*rows, *row), mean and rstd: (*rows)."""
+"""(x, n_dims, weight, bias, eps, center, activation) -> (y, mean, rstd); mean and rstd: one a row."""
