@@ -16,7 +16,11 @@ from musigma.functional._running import Statistics, from_torch, landing, transfo
 from musigma.functional._variances import check_variances
 from musigma.ops import affine, selected
 from musigma.ops import batch_norm as batch_norm_op
+from musigma.ops._kernels import extension
 from musigma.statistics import moments
+
+# What is plain and right goes through here; everything else comes back as None, and on through the checks.
+_in_one_call = getattr(extension(), "batch_norm_layer", None)
 
 _NOTHING_TO_EVALUATE_BY = (
     "running_mean must be defined in evaluation mode, and running_var with it; pass both, or training=True "
@@ -113,6 +117,22 @@ def batch_norm(
             add=add,
             activation=activation,
         )
+    if _in_one_call is not None and mask is None and group is None and not torch.compiler.is_compiling():
+        y = _in_one_call(
+            input,
+            running_mean,
+            running_var,
+            num_batches_tracked,
+            weight,
+            bias,
+            training,
+            momentum,
+            eps,
+            add,
+            activation,
+        )
+        if y is not None:
+            return y
     check_channels(
         "batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
     )

@@ -41,15 +41,16 @@ inline bool supported(
 
 // What forward and backward derive from the same arguments.
 struct Given {
-  const double *rstd, *weight;
+  const Spread spread;
+  const double* weight;
   Coefficient at;
 
   Given(DType type, int64_t channels, const Tensor& mean, const Tensor& var, const MaybeTensor& weight, const MaybeTensor& bias,
         double eps, Scratch& scratch)
-      : rstd(roots(values_of(var, 1.0, channels, scratch), 1.0, eps, channels, scratch)),
+      : spread(spread_of(type, values_of(var, 1.0, channels, scratch), 1.0, eps, channels, scratch)),
         weight(values_of(weight, 1.0, channels, scratch)), at(channels, scratch) {
-    const Statistics s{values_of(mean, 0.0, channels, scratch), nullptr};
-    at.forward(needs_double(type, rstd, channels), s, rstd, this->weight, values_of(bias, 0.0, channels, scratch));
+    at.forward(spread.wide, Statistics{values_of(mean, 0.0, channels, scratch), nullptr}, spread.rstd, this->weight,
+               values_of(bias, 0.0, channels, scratch));
   }
 };
 
@@ -80,7 +81,7 @@ inline Grads backward(
   const Tensor dy = x.alike(grad), more = add ? x.alike(*add) : Tensor();
   const int64_t channels = x.layout.channels;
   const Given given(type, channels, mean, var, weight, bias, eps, scratch);
-  const double *rstd = given.rstd, *w = given.weight;
+  const double *rstd = given.spread.rstd, *w = given.weight;
   // What comes back through an activation behind a sum is the gradient of what was added, and the rest goes on from it.
   const bool through_sum = kind != Activation::kNone && add.has_value();
   Tensor dx = none(input), dmean = dx, dvar = dx, dweight = dx, dbias = dx;

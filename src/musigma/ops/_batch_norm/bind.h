@@ -48,9 +48,9 @@ inline Result forward(
   const int64_t channels = x.layout.channels;
   Tensor mean = doubles({channels}), m2 = doubles({channels});
   const Statistics s = statistics(x, mean.mutable_data_ptr<double>(), m2.mutable_data_ptr<double>(), scratch);
-  const double* rstd = roots(s.m2, (double)x.count(), eps, channels, scratch);
+  const auto [rstd, wide] = spread_of(type, s.m2, (double)x.count(), eps, channels, scratch);
   Coefficient at(channels, scratch);
-  at.forward(needs_double(type, rstd, channels), s, rstd, values_of(weight, 1.0, channels, scratch),
+  at.forward(wide, s, rstd, values_of(weight, 1.0, channels, scratch),
              values_of(bias, 0.0, channels, scratch));
   Tensor y = run_affine(x, at, {add ? more.const_data_ptr() : nullptr, kind});
   return {std::move(y), std::move(mean), std::move(m2)};
@@ -73,10 +73,11 @@ inline Grads backward(
   // The saved mean is one double, enough for every type but float64.
   if (type == DType::kFloat64)
     s = statistics(x, scratch.take<double>(channels), scratch.take<double>(channels), scratch);
-  const double n = (double)x.count(), *rstd = roots(s.m2, n, eps, channels, scratch);
+  const double n = (double)x.count();
+  const auto [rstd, wide] = spread_of(type, s.m2, n, eps, channels, scratch);
   const double *w = values_of(weight, 1.0, channels, scratch), *b = values_of(bias, 0.0, channels, scratch);
   Coefficient at(channels, scratch);
-  at.forward(needs_double(type, rstd, channels), s, rstd, w, b);
+  at.forward(wide, s, rstd, w, b);
   // What comes back through an activation behind a sum is the gradient of what was added, and the rest goes on from it.
   const bool through_sum = kind != Activation::kNone && add.has_value();
   Tensor dadd = through_sum ? x.like() : needs[3] ? dy.clone() : none(input);

@@ -124,10 +124,10 @@ struct Workspace {
   // The coefficients of the unit, by statistics that `statistics` (for float64) or somebody before it has found.
   void coefficients(const double* means, const double* m2s, double eps, const double* weight, const double* bias) {
     const bool in_two = s.type == DType::kFloat64;
-    kernels().roots({m2s, s.count(), eps, group_rstd}, s.groups);
+    const bool fits = kernels().roots({m2s, s.count(), eps, group_rstd}, s.groups);
     spread(group_rstd, rstd), spread(in_two ? group_pivot : means, first);
     if (in_two) spread(group_offset, offset);
-    at.forward(needs_double(s.type, group_rstd, s.groups),
+    at.forward(in_two || !fits,
                Statistics{first, nullptr, in_two ? first : nullptr, in_two ? offset : nullptr}, rstd, weight, bias);
   }
 

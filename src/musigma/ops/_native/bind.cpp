@@ -9,6 +9,7 @@
 #include "../_add_row_norm/bind.h"
 #include "../_affine/bind.h"
 #include "../_batch_norm/bind.h"
+#include "../_batch_norm/layer.h"
 #include "../_group_norm/bind.h"
 #include "../_moments/bind.h"
 #include "../_row_norm/bind.h"
@@ -194,6 +195,27 @@ PyObject* affine(PyObject*, PyObject* const* values, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+// All of a batch_norm layer in one call, for arguments that are plain and right; None for every other call, which
+// Python then looks at, and refuses or takes apart. (Its checks and glue take twice as long as a small tensor's arithmetic.)
+PyObject* batch_norm_layer(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 11);
+  musigma::layer::Call call{a.tensor(0), a.maybe(1), a.maybe(2), a.maybe(3), a.maybe(4), a.maybe(5)};
+  call.training = a.flag(6);
+  if (values[7] != Py_None) call.momentum = a.number(7);
+  call.eps = a.number(8);
+  call.add = a.maybe(9);
+  call.activation = a.text(10);
+  if (!a.plain || at::tracer::impl::is_dispatch_enabled() || !musigma::layer::right(call)) Py_RETURN_NONE;
+  Tensor y;
+  {
+    py::gil_scoped_release release;
+    y = musigma::layer::run(call);
+  }
+  return THPVariable_Wrap(std::move(y));
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* enable(PyObject*, PyObject* on) {
   HANDLE_TH_ERRORS
   musigma::enabled = on == Py_True;
@@ -260,6 +282,9 @@ PyMethodDef methods[] = {
     {"batch_norm", fast(batch_norm), METH_FASTCALL, "(x, weight, bias, eps, add, activation) -> (y, mean, m2)"},
     {"affine", fast(affine), METH_FASTCALL,
      "(x, mean, var, weight, bias, eps, add, activation, mask) -> y"},
+    {"batch_norm_layer", fast(batch_norm_layer), METH_FASTCALL,
+     "(x, running_mean, running_var, num_batches_tracked, weight, bias, training, momentum, eps, add, activation)"
+     " -> y or None"},
     {"takes", takes, METH_O, "(x) -> bool: whether the kernels take this tensor"},
     {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
     {"set_cache_limit", set_cache_limit, METH_O, "(bytes) -> None: how much memory of freed results is kept"},

@@ -57,7 +57,7 @@ class Scratch {
   }
 
  private:
-  static constexpr int64_t kNear = 1 << 14, kAlign = 64;
+  static constexpr int64_t kNear = 1 << 16, kAlign = 64;
   struct Free {
     void operator()(void* p) const { ::operator delete(p, std::align_val_t(kAlign)); }
   };
@@ -91,28 +91,18 @@ inline Statistics statistics(const Image& x, double* mean, double* m2, Scratch& 
   return {mean, m2, pivot, offset};
 }
 
-template <class T>
-const double* widened(const Tensor& p, Scratch& scratch) {
-  double* values = scratch.take<double>(p.numel());
-  const T* from = p.const_data_ptr<T>();
-  for (int64_t i = 0; i < p.numel(); i++) values[i] = (double)from[i];
-  return values;
-}
-
 // A parameter's values as doubles, whatever its type; `otherwise` where there is none.
 inline const double* values_of(const MaybeTensor& p, double otherwise, int64_t n, Scratch& scratch) {
+  double* values = scratch.take<double>(n);
   if (!p) {
-    double* values = scratch.take<double>(n);
     std::fill_n(values, n, otherwise);
     return values;
   }
-  const Tensor held = p->contiguous();
-  switch (held.scalar_type()) {
-    case at::kFloat: return widened<float>(held, scratch);
-    case at::kBFloat16: return widened<c10::BFloat16>(held, scratch);
-    case at::kHalf: return widened<c10::Half>(held, scratch);
-    default: return widened<double>(held, scratch);
-  }
+  const auto held = p->expect_contiguous();
+  DType type = DType::kFloat64;
+  storage_type(*held, type);
+  kernels().widen({type, held->const_data_ptr(), values}, n);
+  return values;
 }
 
 inline bool readable(const MaybeTensor& p) {
@@ -120,17 +110,16 @@ inline bool readable(const MaybeTensor& p) {
   return !p || storage_type(*p, type);
 }
 
-inline const double* roots(const double* square, double count, double eps, int64_t n, Scratch& scratch) {
-  double* rstd = scratch.take<double>(n);
-  kernels().roots({square, count, eps, rstd}, n);
-  return rstd;
-}
+// 1/√(square/count + eps) of some channels or groups, and whether arithmetic with it has to be double.
+struct Spread {
+  double* rstd;
+  bool wide;
+};
 
-// Whether float32 can square neither such a spread nor its inverse.
-inline bool needs_double(DType type, const double* rstd, int64_t n) {
-  bool fits = type != DType::kFloat64;
-  for (int64_t c = 0; c < n; c++) fits &= rstd[c] >= 0x1p-50 && rstd[c] <= 0x1p50;
-  return !fits;
+inline Spread spread_of(DType type, const double* square, double count, double eps, int64_t n, Scratch& scratch) {
+  double* rstd = scratch.take<double>(n);
+  const bool fits = kernels().roots({square, count, eps, rstd}, n);
+  return {rstd, type == DType::kFloat64 || !fits};
 }
 
 // The coefficients of some channels. Those of the gradient are wanted later, if at all.

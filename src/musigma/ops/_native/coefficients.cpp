@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "kernels.h"
-#include "level.h"
+#include "simd.h"
 
 namespace MUSIGMA_NAMESPACE {
 namespace {
@@ -43,13 +43,33 @@ void slopes(const ChannelSlopes& a, int64_t channels) {
   }
 }
 
+template <class T>
+void widen_from(const T* from, double* to, int64_t count) {
+  sweep<double>(count, [&](int64_t i, auto part) { store<double>(to + i, load<double>(from + i, part), part); });
+}
+
 }  // namespace
 
-void roots(const Roots& a, int64_t count) {
+bool roots(const Roots& a, int64_t count) {
   const double* __restrict square = a.square;
   double* __restrict rstd = a.rstd;
-  const double n = a.count, eps = a.eps;
-  for (int64_t i = 0; i < count; i++) rstd[i] = 1.0 / sqrt(square[i] / n + eps);
+  const double share = 1.0 / a.count, eps = a.eps;
+  int64_t poor = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const double r = 1.0 / sqrt(square[i] * share + eps);
+    rstd[i] = r;
+    poor += !((r >= 0x1p-50) & (r <= 0x1p50));
+  }
+  return poor == 0;
+}
+
+void widen(const Widen& a, int64_t count) {
+  switch (a.type) {
+    case DType::kFloat32: return widen_from((const float*)a.from, a.to, count);
+    case DType::kFloat64: return widen_from((const double*)a.from, a.to, count);
+    case DType::kBFloat16: return widen_from((const bfloat16*)a.from, a.to, count);
+    case DType::kFloat16: return widen_from((const float16*)a.from, a.to, count);
+  }
 }
 
 void channel_coefficients(const ChannelCoefficients& a, int64_t channels) {

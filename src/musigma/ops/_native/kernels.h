@@ -146,6 +146,13 @@ struct ChannelGradient {
   bool stream;
 };
 
+// Values of any type as doubles.
+struct Widen {
+  DType type;
+  const void* from;
+  double* to;
+};
+
 // rstd[i] = 1 / sqrt(square[i] / count + eps)
 struct Roots {
   const double* square;
@@ -217,7 +224,8 @@ struct Kernels {
   void (*masked_moments)(const MaskedMoments&, int64_t begin, int64_t end);        // units
   void (*join_masked)(const JoinMasked&, int64_t begin, int64_t end);              // channels
   void (*masked_gradient)(const MaskedGradient&, int64_t begin, int64_t end);      // as channel_gradient
-  void (*roots)(const Roots&, int64_t count);
+  void (*widen)(const Widen&, int64_t count);
+  bool (*roots)(const Roots&, int64_t count);  // whether float32 can square such spreads and their inverses
   void (*channel_coefficients)(const ChannelCoefficients&, int64_t channels);
   void (*channel_slopes)(const ChannelSlopes&, int64_t channels);
 };

@@ -11,9 +11,14 @@
 
 namespace musigma::running {
 
+using Update = void(Tensor&, Tensor&, MaybeTensor, const Tensor&, const Tensor&, const Tensor&, std::optional<double>);
+
+inline auto& op() {
+  static auto h = musigma::op<Update>("musigma::running_update_");
+  return h;
+}
 inline auto& reference() {
-  static auto h = op<void(Tensor&, Tensor&, MaybeTensor, const Tensor&, const Tensor&, const Tensor&, std::optional<double>)>(
-      "musigma::running_update_reference_");
+  static auto h = musigma::op<Update>("musigma::running_update_reference_");
   return h;
 }
 
