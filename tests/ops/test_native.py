@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -342,24 +341,6 @@ def test_rounding_of_half_types_is_torchs() -> None:
         for scale in (1.0, 0.75, 1.0 + 2**-12):
             y = ops.affine(x, mean, var, torch.tensor([scale]), None, 0.0, None, None, None)
             assert torch.equal(y, (x.float() * scale).to(dtype))
-
-
-def test_compiled_autograd_records_the_backward_op() -> None:
-    x = draw((4, 8), 0, torch.float32)
-    weight = draw((8,), 1, torch.float32)
-
-    def grads() -> list[Tensor]:
-        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
-        ops.row_norm(leaves[0], 1, leaves[1], None, 1e-5, True, None)[0].pow(2).sum().backward()
-        return [t.grad for t in leaves]
-
-    want = grads()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-            got = grads()
-    for a, b in zip(got, want, strict=True):
-        assert torch.equal(a, b)
 
 
 def test_a_backward_given_statistics_of_another_size_reads_nothing_beyond_them() -> None:

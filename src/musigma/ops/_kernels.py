@@ -113,6 +113,8 @@ def selected(op: str, x: Tensor) -> bool:
         _tell_once()
     if op not in _NATIVE:
         return False
+    # Compiled models keep the op whole: what inductor makes of torch's function instead was measured to save
+    # a few µs where the call is all the cost, and to take up to 7 times as long (docs/guides/kernels.md).
     # What _takes asks takes Python as long as a small tensor's arithmetic; dynamo can't look into C.
     return _takes(x) if torch.compiler.is_compiling() else _native.module.takes(x)  # type: ignore[union-attr]
 

@@ -123,7 +123,7 @@ def backward(
         upstream = upstream * slope(z if add is None else z + add, activation)
     g = upstream if weight is None else upstream * per_channel(weight, x)
     dims = all_but_channels(x)
-    dx, dmean, dvar, dweight, dbias, dadd = (none(x) for _ in range(6))
+    dx, dmean, dvar, dweight, dbias, dadd = [none(x) for _ in range(6)]
     if needs[0]:
         dx = g * rstd
         dx = like(dx if mask is None else torch.where((mask != 0) | x.isfinite(), dx, 0.0), x)
