@@ -135,6 +135,8 @@ def bench(
         )
     console.print("", *_bench.summary(run), sep="\n", soft_wrap=True)
     written.write(run)
+    if run.settings.get("interrupted"):
+        raise typer.Exit(_exit.INTERRUPTED)
     raise typer.Exit(_exit.NOTHING_FOUND if run.right else _exit.FINDINGS)
 
 

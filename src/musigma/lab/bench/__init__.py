@@ -6,7 +6,7 @@ from musigma.lab.bench._grid import compiled, everything, full, quick, select
 from musigma.lab.bench._markdown import check_marks, long, short, write_into
 from musigma.lab.bench._models import MODELS, Model
 from musigma.lab.bench._picture import picture
-from musigma.lab.bench._row import AS_IT_COMES, REUSED, ModelRow, Row, Run, Saved
+from musigma.lab.bench._row import AS_IT_COMES, REUSED, Measured, ModelRow, Row, Run, Saved
 from musigma.lab.bench._run import Settings, run
 from musigma.lab.bench._summary import Bar, Judged, Mean, bars, geometric_mean, means
 from musigma.lab.bench._text import HEAD, line, summary
@@ -28,6 +28,7 @@ __all__ = [
     "How",
     "Judged",
     "Mean",
+    "Measured",
     "Model",
     "ModelRow",
     "Row",

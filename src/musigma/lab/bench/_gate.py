@@ -62,14 +62,19 @@ def gate(cell: Cell, *, seed: int = 0, ours: Function | None = None) -> tuple[Er
     try:
         found = [_results(ours or function(cell, "ours"), given)]
     except Exception as error:
-        # What can't be run isn't right either, and the other cells can still be timed
-        return (Error(f"{type(error).__name__}: {error}", math.inf, 0.0),)
+        return (raised(error),)
     found.append(_results(function(cell, "torch"), given))
     eps = torch.finfo(cell.torch_dtype).eps
     return tuple(
         Error(name, *(_units(results[i], wanted[i], scale, eps) for results in found))
         for i, (name, scale) in enumerate(zip(_names(cell), _scales(cell, given, wanted), strict=True))
     )
+
+
+def raised(error: Exception) -> Error:
+    """What can't be run isn't right either; the other cells go on."""
+    said, _, _ = str(error).partition("\n")
+    return Error(f"{type(error).__name__}: {said}", math.inf, 0.0)
 
 
 def _results(f: Function, given: Inputs) -> Outputs:

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from musigma._errors import MusigmaWarning
 from musigma.lab.bench._calls import Inputs, Outputs, function, inputs, runner
 from musigma.lab.bench._cell import Cell
 from musigma.lab.bench._row import Saved, Times
@@ -34,20 +35,29 @@ def times(cell: Cell, how: How, *, compiled: bool = False) -> Times:
     runs: dict[str, Callable[[], object]] = {"copy": lambda: out.copy_(x)}
     with threads(cell.threads):
         runs["eager"] = runner(function(cell, "torch").call, given, backward=cell.backward)
-        if compiled:
-            runs["compiled"] = runner(_compile(cell), given, backward=cell.backward)
+        if compiled and (run := _compiled(cell, given)) is not None:
+            runs["compiled"] = run
         runs["ours"] = runner(ours, given, backward=cell.backward)
         if cell.backward and cell.large:
             runs["backward"] = _backward_alone(ours, given)
         return interleave(runs, how)
 
 
-def _compile(cell: Cell) -> Callable[..., Outputs]:
+def _compiled(cell: Cell, given: Inputs) -> Callable[[], Outputs] | None:
+    """torch's function, compiled; None, and a warning, where it can't be: without a C++ compiler, say."""
     # Otherwise the ninth cell of an op would run uncompiled: all of them share a code object
     torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.compile(function(cell, "torch").call, fullgraph=True, dynamic=False)
+    try:
+        call = torch.compile(function(cell, "torch").call, fullgraph=True, dynamic=False)
+        run = runner(call, given, backward=cell.backward)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run()
+    except Exception as error:
+        said, _, _ = str(error).partition("\n")
+        warnings.warn(f"torch.compile fails on {cell.name}: {said}", MusigmaWarning, stacklevel=2)
+        return None
+    return run
 
 
 def _backward_alone(call: Callable[..., Outputs], given: Inputs) -> Callable[[], object]:

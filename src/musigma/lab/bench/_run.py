@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 
 from musigma.lab.bench import _measure, _steps
 from musigma.lab.bench._cell import Cell
-from musigma.lab.bench._gate import Error, gate
+from musigma.lab.bench._gate import Error, gate, raised
 from musigma.lab.bench._models import Model
 from musigma.lab.bench._row import AS_IT_COMES, REUSED, ModelRow, Row, Run, Saved, Times
 from musigma.lab.bench._timing import How, warm_up
@@ -62,24 +62,33 @@ def run(
         done: called with every row as soon as it is there.
 
     Returns:
-        the rows, in the order of the cells. One that the gate refuses has no times.
+        the rows, in the order of the cells. One that the gate refuses has no times. An interrupt ends the
+        run with what is there, and `settings` says so.
     """
     start = time.monotonic()
     measured = _Measured(settings, start + settings.minutes * 60)
     rows: list[Row] = []
     model_rows: list[ModelRow] = []
+    interrupted = False
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker()) if settings.reused else None
-        warm_up()
-        begun()
-        for i, cell in enumerate(cells):
-            left = len(cells) - i + LONGER * len(models)
-            rows.append(measured.cell(cell, cell in compiled, left, worker))
-            done(rows[-1])
-        for i, (model, threads) in enumerate(models):
-            model_rows.append(measured.model(model, threads, LONGER * (len(models) - i), worker))
-            done(model_rows[-1])
-    told = asdict(settings) | {"took": round(time.monotonic() - start), "buffers reused by": ENVIRONMENT}
+        try:
+            warm_up()
+            begun()
+            for i, cell in enumerate(cells):
+                left = len(cells) - i + LONGER * len(models)
+                rows.append(measured.cell(cell, cell in compiled, left, worker))
+                done(rows[-1])
+            for i, (model, threads) in enumerate(models):
+                model_rows.append(measured.model(model, threads, LONGER * (len(models) - i), worker))
+                done(model_rows[-1])
+        except KeyboardInterrupt:
+            interrupted = True
+    told = asdict(settings) | {
+        "took": round(time.monotonic() - start),
+        "interrupted": interrupted,
+        "buffers reused by": ENVIRONMENT if settings.reused else {},
+    }
     return Run(tuple(rows), tuple(model_rows), machine or {}, told)
 
 
@@ -113,9 +122,13 @@ class _Measured:
         if not row.right:
             return row
         how = self._how(left)
-        times: dict[str, Times] = {AS_IT_COMES: _measure.times(cell, how, compiled=compiled)}
-        if worker is not None:
-            times[REUSED] = worker.times(cell, how, compiled=compiled)
+        times: dict[str, Times] = {}
+        try:
+            times[AS_IT_COMES] = _measure.times(cell, how, compiled=compiled)
+            if worker is not None:
+                times[REUSED] = worker.times(cell, how, compiled=compiled)
+        except Exception as error:
+            return replace(row, errors=(*row.errors, raised(error)))
         return replace(row, times=times)
 
     def model(self, model: Model, threads: int, left: int, worker: Worker | None) -> ModelRow:
@@ -130,7 +143,11 @@ class _Measured:
         if not row.right:
             return row
         how = self._how(left, times=LONGER)
-        times: dict[str, Times] = {AS_IT_COMES: _steps.step_times(model, how, n_threads=threads)}
-        if worker is not None:
-            times[REUSED] = worker.step_times(model, how, n_threads=threads)
+        times: dict[str, Times] = {}
+        try:
+            times[AS_IT_COMES] = _steps.step_times(model, how, n_threads=threads)
+            if worker is not None:
+                times[REUSED] = worker.step_times(model, how, n_threads=threads)
+        except Exception as error:
+            return replace(row, errors=(*row.errors, raised(error)))
         return replace(row, times=times)

@@ -7,6 +7,7 @@ process starts, so that the other state needs a process of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -35,13 +36,13 @@ CAN_REUSE = sys.platform == "linux"
 
 
 class Worker:
-    """The other process; it waits, without using a core, until it is asked to measure something."""
+    """The other process; it waits, without using a core, until it is asked to measure something.
+
+    One that has ended, whatever ended it, is replaced when the next question comes.
+    """
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "musigma.lab.bench"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT
-        )
+        self._process = _started()
 
     def times(self, cell: Cell, how: How, *, compiled: bool) -> Times:
         """`_measure.times` over there."""
@@ -52,6 +53,9 @@ class Worker:
         return self._ask({"model": model.name, "how": vars(how), "options": {"n_threads": n_threads}})
 
     def _ask(self, question: dict[str, Any]) -> Times:
+        if self._process.poll() is not None:
+            _close(self._process)
+            self._process = _started()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -63,7 +67,7 @@ class Worker:
             answer = self._process.stdout.readline()
         if not answer:
             code = self._process.wait()
-            raise RuntimeError(f"the process that reuses buffers ended with {code} when asked for {question}")
+            raise RuntimeError(f"the process that reuses buffers ended with {code}")
         return times_from_dict(json.loads(answer))
 
     def __enter__(self) -> Worker:
@@ -72,13 +76,27 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         if kind is not None:
             self._process.kill()
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait()
+        _close(self._process)
+
+
+def _started() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "musigma.lab.bench"]
+    environment = os.environ | ENVIRONMENT
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    """Ask no more, and wait for the end."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.close()
+    with contextlib.suppress(BrokenPipeError):  # a question that was never read
+        process.stdin.close()
+    process.wait()
 
 
 def serve() -> None:
@@ -86,7 +104,7 @@ def serve() -> None:
     # An interrupt is meant for the process that asks, which ends this one
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What a compiler or a library prints must not be taken for an answer
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warm_up()
     models = {model.name: model for model in MODELS}
@@ -97,5 +115,7 @@ def serve() -> None:
             found = times(Cell.from_dict(question["cell"]), how, **options)
         else:
             found = step_times(models[question["model"]], how, **options)
-        answers.write(json.dumps(times_to_dict(found)) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps(times_to_dict(found)).encode() + b"\n")
+        except BrokenPipeError:  # nobody waits for it any more
+            return
