@@ -76,7 +76,7 @@ def _filled(found: re.Match[str], run: Run) -> str:
 
 
 def _where(run: Run) -> str:
-    told = [run.machine[k] for k in ("cpu", "platform") if k in run.machine]
+    told = [run.machine["cpu"]] if "cpu" in run.machine else []
     told += [f"{k} {run.machine[k]}" for k in ("torch", "python", "musigma") if k in run.machine]
     medians = "medians of one thread's work" if run.settings.get("clock") == "cpu" else "medians"
     return f"Measured by `make bench` on {', '.join(told)}; {medians} ± interquartile range."
