@@ -16,7 +16,7 @@ from musigma.functional._checks import check_residual, check_rows
 from musigma.functional._masked import check_mask, normalized_rows
 from musigma.functional._parameters import compute_dtype, matched
 from musigma.functional._single import only_bias, warn_single_value
-from musigma.ops import add_row_norm, memory_format, row_norm, selected
+from musigma.ops import add_row_norm, memory_format, plain_add_rows, plain_rows, row_norm, selected
 
 RMS_EPS = torch.finfo(torch.float32).eps
 """What `rms_norm` takes for ``eps=None``, whatever the input's dtype."""
@@ -68,6 +68,10 @@ def layer_norm(
     References:
         Ba, Kiros & Hinton 2016, "Layer Normalization", equation 3.
     """
+    if mask is None and not torch.compiler.is_compiling():
+        y = plain_rows(input, normalized_shape, weight, bias, eps, True, activation)
+        if y is not None:
+            return y
     if has_torch_function_variadic(input, weight, bias, mask):
         return handle_torch_function(
             layer_norm,
@@ -144,6 +148,11 @@ def rms_norm(
     References:
         Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
     """
+    if mask is None and not torch.compiler.is_compiling():
+        e = RMS_EPS if eps is None else eps
+        y = plain_rows(input, normalized_shape, weight, None, e, False, activation)
+        if y is not None:
+            return y
     if has_torch_function_variadic(input, weight, mask):
         # torch's jagged tensors know a rms_norm by its name, and no argument but torch's own
         more: dict[str, Any] = {
@@ -242,6 +251,10 @@ def add_layer_norm(
         Vaswani et al. 2017, "Attention Is All You Need", section 3.1; Xiong et al. 2020, "On Layer
         Normalization in the Transformer Architecture".
     """
+    if not torch.compiler.is_compiling():
+        pair = plain_add_rows(x, residual, normalized_shape, weight, bias, eps, True, activation)
+        if pair is not None:
+            return pair
     if has_torch_function_variadic(x, residual, weight, bias):
         return handle_torch_function(
             add_layer_norm,
@@ -299,6 +312,11 @@ def add_rms_norm(
     References:
         Zhang & Sennrich 2019, "Root Mean Square Layer Normalization".
     """
+    if not torch.compiler.is_compiling():
+        e = RMS_EPS if eps is None else eps
+        pair = plain_add_rows(x, residual, normalized_shape, weight, None, e, False, activation)
+        if pair is not None:
+            return pair
     if has_torch_function_variadic(x, residual, weight):
         return handle_torch_function(
             add_rms_norm,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -59,6 +59,20 @@ for _name in _NATIVE:
         ENTRIES[_name] = getattr(_native.module, _name)
 if _native.module is not None:
     _native.module.enable(_mode == "auto")
+
+
+def _not_plain(*_: object) -> None:
+    """Nothing is a plain call where no native kernel is."""
+
+
+plain_rows: Callable[..., Any] = getattr(_native.module, "plain_rows", _not_plain)
+"""(x, normalized_shape, weight, bias, eps, center, activation) -> y, checks included, or None.
+
+None says that more is to be done than to call `row_norm`, or that the call has to be refused. Not for the
+compiler, which can't look into it.
+"""
+plain_add_rows: Callable[..., Any] = getattr(_native.module, "plain_add_rows", _not_plain)
+"""(x, residual, normalized_shape, weight, bias, eps, center, activation) -> (y, sum), or None."""
 
 
 @contextlib.contextmanager

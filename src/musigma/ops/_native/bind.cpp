@@ -239,13 +239,81 @@ PyObject* empty_cache(PyObject*, PyObject*) {
 
 PyObject* memory_cached(PyObject*, PyObject*) { return PyLong_FromSize_t(musigma::memory_cached()); }
 
-PyObject* takes(PyObject*, PyObject* x) {
-  if (!THPVariable_CheckExact(x)) Py_RETURN_FALSE;
-  const Tensor& t = THPVariable_Unpack(x);
+bool is_taken(const Tensor& t) {
   musigma::DType type;
   // A trace is for a process that may not have these kernels.
-  return PyBool_FromLong(t.is_cpu() && t.layout() == at::kStrided && musigma::storage_type(t, type) &&
-                         !at::tracer::impl::is_dispatch_enabled());
+  return t.is_cpu() && t.layout() == at::kStrided && musigma::storage_type(t, type) &&
+         !at::tracer::impl::is_dispatch_enabled();
+}
+
+PyObject* takes(PyObject*, PyObject* x) {
+  return PyBool_FromLong(THPVariable_CheckExact(x) && is_taken(THPVariable_Unpack(x)));
+}
+
+// layer_norm and rms_norm as their users call them, in one step where everything about the call is plain and right;
+// None sends it back to Python, which knows the rest: other layouts, single values, refusals and their reasons.
+struct PlainRows {
+  const MaybeTensor weight, bias;
+  const double eps;
+  const bool center;
+  const musigma::Name activation;
+  int64_t n_dims = 0;
+  bool plain;
+
+  PlainRows(Arguments& a, int i, const Tensor& x)
+      : weight(a.maybe(i + 1)), bias(a.maybe(i + 2)), eps(a.number(i + 3)), center(a.flag(i + 4)),
+        activation(a.text(i + 5)), plain(a.plain && musigma::enabled && is_taken(x) && fits(x, a.values[i])) {}
+
+ private:
+  bool fits(const Tensor& x, PyObject* shape) {
+    musigma::Activation kind;
+    if (!PyTuple_Check(shape) || !(eps >= 0) || !musigma::activation_of(activation, kind)) return false;
+    n_dims = PyTuple_GET_SIZE(shape);
+    if (n_dims < 1 || n_dims > x.dim() || (x.dim() > 3 && !x.is_contiguous())) return false;
+    const auto row = x.sizes().slice(x.dim() - n_dims);
+    int64_t width = 1;
+    for (int64_t d = 0; d < n_dims; d++) {
+      PyObject* size = PyTuple_GET_ITEM(shape, d);
+      if (!PyLong_CheckExact(size) || PyLong_AsLongLong(size) != row[d]) return PyErr_Clear(), false;
+      width *= row[d];
+    }
+    return width > 1 && musigma::is_parameter(weight, row) && musigma::is_parameter(bias, row);
+  }
+};
+
+PyObject* plain_rows(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 7);
+  const Tensor x = a.tensor(0);
+  if (!a.plain) Py_RETURN_NONE;
+  const PlainRows r(a, 1, x);
+  if (!r.plain) Py_RETURN_NONE;
+  Tensor y;
+  {
+    py::gil_scoped_release release;
+    y = std::get<0>(
+        musigma::row_norm::forward_op().call(x, r.n_dims, r.weight, r.bias, r.eps, r.center, r.activation));
+  }
+  return THPVariable_Wrap(std::move(y));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* plain_add_rows(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Arguments a(values, count, 8);
+  const Tensor x = a.tensor(0), residual = a.tensor(1);
+  if (!a.plain || !musigma::is_like(residual, x)) Py_RETURN_NONE;
+  const PlainRows r(a, 2, x);
+  if (!r.plain) Py_RETURN_NONE;
+  std::tuple<Tensor, Tensor> results;
+  {
+    py::gil_scoped_release release;
+    auto [y, sum, mean, rstd] = musigma::add_row_norm::forward_op().call(
+        x, residual, r.n_dims, r.weight, r.bias, r.eps, r.center, r.activation);
+    results = {std::move(y), std::move(sum)};
+  }
+  return wrap(std::move(results));
+  END_HANDLE_TH_ERRORS
 }
 
 PyObject* level(PyObject*, PyObject*) { return PyUnicode_FromString(musigma::kernels().level); }
@@ -285,6 +353,10 @@ PyMethodDef methods[] = {
     {"batch_norm_layer", fast(batch_norm_layer), METH_FASTCALL,
      "(x, running_mean, running_var, num_batches_tracked, weight, bias, training, momentum, eps, add, activation)"
      " -> y or None"},
+    {"plain_rows", fast(plain_rows), METH_FASTCALL,
+     "(x, normalized_shape, weight, bias, eps, center, activation) -> y, or None if row_norm is not all there is to do"},
+    {"plain_add_rows", fast(plain_add_rows), METH_FASTCALL,
+     "(x, residual, normalized_shape, weight, bias, eps, center, activation) -> (y, sum), or None likewise"},
     {"takes", takes, METH_O, "(x) -> bool: whether the kernels take this tensor"},
     {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
     {"set_cache_limit", set_cache_limit, METH_O, "(bytes) -> None: how much memory of freed results is kept"},
