@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import musigma as ms
+from musigma._errors import MusigmaWarning
 from musigma.functional._variances import check_variances
 
 f = ms.functional
@@ -107,3 +108,23 @@ def test_whoever_finds_or_mends_an_impossible_variance_may_run_the_model() -> No
         assert mended(x).isfinite().all()
     with pytest.raises(ValueError, match="must not be negative"):
         net(x)
+
+
+@pytest.mark.parametrize("evaluate", [f.batch_norm, by_instance])
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_evaluating_by_statistics_that_overflowed_says_so_once(
+    evaluate: Callable[..., Tensor], kernels: str
+) -> None:
+    """The square of 1e30 is no float32; torch keeps inf, and its layers go on with the bias alone."""
+    x, mean, var = torch.randn(4, 3), torch.zeros(3), torch.ones(3)
+    f.batch_norm(torch.randn(64, 3) * torch.tensor([1.0, 1e30, 1.0]), mean, var, training=True)
+    assert var.isinf().tolist() == [False, True, False]
+    with ms.ops.use_kernels(kernels):
+        with pytest.warns(MusigmaWarning, match=r"running_var is not finite: inf \(channels 1\)"):
+            y = evaluate(x, mean, var)
+        assert torch.equal(y[:, 1], torch.zeros_like(y[:, 1]))
+        evaluate(x, mean, var)  # a warning is an error here
+        var[1] = 1.0
+        mean[2] = float("nan")
+        with pytest.warns(MusigmaWarning, match=r"running_mean is not finite: nan \(channels 2\)"):
+            assert evaluate(x, mean, var)[:, 2].isnan().all()

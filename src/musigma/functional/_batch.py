@@ -183,7 +183,7 @@ def by_running_statistics(
     """y by statistics that were there before; `check_running` has made sure that they were."""
     assert mean is not None
     assert var is not None
-    check_variances(var)
+    check_variances(var, mean)
     if selected("affine", x):
         return affine(x, mean, var, weight, bias, eps, add, activation, None)
     dtype = compute_dtype(x)

@@ -45,7 +45,7 @@ def warn_single_value(
     """
     if torch.compiler.is_compiling():
         return
-    layer, level = _caller()
+    layer, level = caller()
     if layer is not None:
         if layer in _told:
             return
@@ -59,7 +59,7 @@ def warn_single_value(
     )
 
 
-def _caller() -> tuple[nn.Module | None, int]:
+def caller() -> tuple[nn.Module | None, int]:
     """The layer on whose behalf we were called, if any, and how many frames up the user's own code stands."""
     frame: FrameType | None = sys._getframe(1)
     layer: nn.Module | None = None

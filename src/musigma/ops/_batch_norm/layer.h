@@ -20,20 +20,24 @@ struct Call {
   Name activation;
 };
 
-// Variances that can't be are told of; looking at a few hundred takes no time beside asking what is known of them.
+// Statistics that can't be are told of; looking at a few hundred takes no time beside asking what is known of them.
 template <class T>
-bool possible(const Tensor& var) {
-  const T* values = var.const_data_ptr<T>();
-  const int64_t n = var.numel();
+bool within(const Tensor& t, T low) {
+  const T *values = t.const_data_ptr<T>(), high = std::numeric_limits<T>::max();
+  const int64_t n = t.numel();
   int bad = 0;
-  for (int64_t c = 0; c < n; c++) bad += !((values[c] >= 0) & (values[c] <= std::numeric_limits<T>::max()));
+  for (int64_t c = 0; c < n; c++) bad += !((values[c] >= low) & (values[c] <= high));
   return bad == 0;
+}
+inline bool within(const Tensor& t, double low) {
+  if (!running::float_vector(t)) return false;
+  return t.scalar_type() == at::kFloat ? within<float>(t, (float)std::max(low, -(double)std::numeric_limits<float>::max()))
+                                       : within<double>(t, low);
 }
 
 inline bool fits_evaluation(const Call& call) {
-  if (!call.running_mean || call.eps < 0 || !running::float_vector(*call.running_var)) return false;
-  return call.running_var->scalar_type() == at::kFloat ? possible<float>(*call.running_var)
-                                                       : possible<double>(*call.running_var);
+  return call.running_mean && !(call.eps < 0) && within(*call.running_var, 0.0) &&
+         within(*call.running_mean, -std::numeric_limits<double>::max());
 }
 
 inline bool fits_training(const Call& call) {
