@@ -135,10 +135,15 @@ struct Workspace {
   void backward(const double* of_g, const double* of_product, const double* weight) {
     for (int64_t g = 0; g < s.groups; g++) {
       const int64_t begin = g * s.width(), end = begin + s.width();
-      double g0 = 0, g1 = 0;
-      for (int64_t c = begin; c < end; c++) g0 += weight[c] * of_g[c], g1 += weight[c] * of_product[c];
-      std::fill(mean_g + begin, mean_g + end, g0 / s.count());
-      std::fill(mean_product + begin, mean_product + end, g1 / s.count());
+      // Four sums side by side, where one would wait for each addition.
+      double g0[4] = {}, g1[4] = {};
+      for (int64_t c = begin; c < end; c++) {
+        const int64_t k = (c - begin) % 4;
+        g0[k] += weight[c] * of_g[c], g1[k] += weight[c] * of_product[c];
+      }
+      const double sum0 = (g0[0] + g0[1]) + (g0[2] + g0[3]), sum1 = (g1[0] + g1[1]) + (g1[2] + g1[3]);
+      std::fill(mean_g + begin, mean_g + end, sum0 / s.count());
+      std::fill(mean_product + begin, mean_product + end, sum1 / s.count());
     }
     at.backward(rstd, mean_g, mean_product);
   }

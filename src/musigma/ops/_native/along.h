@@ -86,10 +86,14 @@ inline void accumulate(const Piece& p, Lanes<A>* total, Body body) {
     if (i + W <= p.n) body(start + i, All{}, a1), i += W;
     if (i + W <= p.n) body(start + i, All{}, a2), i += W;
     if (i == p.n) continue;
+#if defined(__AVX512F__)
+    body(start + i, First{p.n - i}, a3);  // partial loads cost nothing here
+#else
     if (p.n >= W)
       body(start + p.n - W, Last{p.n - i}, a3);
     else
       body(start, First{p.n}, a3);
+#endif
   }
   for (int s = 0; s < S; s++) total[s] = (a0[s] + a1[s]) + (a2[s] + a3[s]);
 }

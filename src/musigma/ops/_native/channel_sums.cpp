@@ -1,5 +1,7 @@
 // What the backward sums over a channel, part by part: g, and g times x̂, where g is dy on its way back through the
 // activation.
+#include <type_traits>
+
 #include "across.h"
 
 namespace MUSIGMA_NAMESPACE {
@@ -36,9 +38,10 @@ struct Terms {
       up = returned<A>(f, up, z);
       if (g) store<A>(g + i, up, part);
     }
-    up = keep<A>(up, part);
+    // Beyond a row's end g is 0, and with it both terms.
+    if constexpr (std::is_same_v<Part, Last>) up = keep<A>(up, part);
     acc[0] += up;
-    acc[1] = madd<A>(up, keep<A>(d * rstd, part), acc[1]);
+    acc[1] = madd<A>(up, d * rstd, acc[1]);
   }
 };
 
