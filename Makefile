@@ -12,7 +12,7 @@ QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 QUICK := not slow and not large and not compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench test-slow test-compile format picture clean
+.PHONY: help demo test lint docs bench test-slow test-compile test-large test-sanitize format picture clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,14 @@ test-compile: $(STAMP)
 
 test-slow: $(STAMP)
 	$(QUIET) $(BIN)/python -m pytest -m "slow and not large and not compile" $(ARGS)
+
+# More than 2^31 values; needs 16 GiB that nobody else uses.
+test-large: $(STAMP)
+	$(BIN)/python -m pytest -m "large" $(ARGS)
+
+# The kernels alone, under the address and undefined-behaviour sanitizers.
+test-sanitize: $(STAMP)
+	$(BIN)/python tests/sanitize/run.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -145,5 +145,6 @@ class BuildKernels(build_ext):
         return compiled
 
 
-os.chdir(ROOT)
-setup(ext_modules=[Extension("musigma.ops._C", [], optional=True)], cmdclass={"build_ext": BuildKernels})
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    setup(ext_modules=[Extension("musigma.ops._C", [], optional=True)], cmdclass={"build_ext": BuildKernels})
