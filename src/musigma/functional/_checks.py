@@ -45,11 +45,14 @@ def refuse_input(function: str, x: Any) -> None:
 
 
 def check_eps(function: str, eps: float, *, positive: bool = False) -> None:
-    """`eps` may not be negative, and in BatchNorm's training not zero."""
-    if positive and eps <= 0.0:
-        raise ValueError(f"{function} eps must be positive during training, but got {eps}; torch's is 1e-5")
-    if eps < 0.0:
-        raise ValueError(f"{function} eps must be non-negative, but got {eps}; torch's is 1e-5")
+    """`eps` is a number, not negative, and in BatchNorm's training not zero."""
+    try:
+        fits = eps > 0.0 if positive else eps >= 0.0  # NaN is neither
+    except TypeError:
+        raise TypeError(f"{function} eps must be a number, but got {eps!r}; torch's is 1e-5") from None
+    if not fits:
+        wanted = "positive during training" if positive else "non-negative"
+        raise ValueError(f"{function} eps must be {wanted}, but got {eps}; torch's is 1e-5")
 
 
 def check_rows(
@@ -69,7 +72,7 @@ def check_rows(
         _refuse_row_parameter("weight", weight, normalized_shape)
     if bias is not None and bias.shape != normalized_shape:
         _refuse_row_parameter("bias", bias, normalized_shape)
-    if eps < 0.0:
+    if type(eps) is not float or not eps >= 0.0:
         check_eps(function, eps)
 
 

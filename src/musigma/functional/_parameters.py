@@ -16,8 +16,16 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The parameter in `dtype`; itself where it is so already."""
-    return parameter if parameter is None or parameter.dtype is dtype else parameter.to(dtype)
+    """The parameter in `dtype`; itself where it is so already.
+
+    Raises:
+        RuntimeError: it holds no fractions, or complex ones, whose imaginary part would be lost.
+    """
+    if parameter is None or parameter.dtype is dtype:
+        return parameter
+    if not parameter.is_floating_point():
+        raise RuntimeError(f"weight, bias and statistics must be floating point, got {parameter.dtype}")
+    return parameter.to(dtype)
 
 
 def affine_for(

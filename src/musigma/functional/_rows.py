@@ -14,7 +14,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._checks import check_residual, check_rows
 from musigma.functional._masked import check_mask, normalized_rows
-from musigma.functional._parameters import compute_dtype, matched
+from musigma.functional._parameters import cast, compute_dtype, matched
 from musigma.functional._single import only_bias, warn_single_value
 from musigma.ops import add_row_norm, memory_format, plain_add_rows, plain_rows, row_norm, selected
 
@@ -180,7 +180,7 @@ def rms_norm(
     else:
         # torch's would warn, and round twice
         dtype = compute_dtype(input)
-        y = torch.rms_norm(input.to(dtype).contiguous(), shape, weight.to(dtype), eps).to(input.dtype)
+        y = torch.rms_norm(input.to(dtype).contiguous(), shape, cast(weight, dtype), eps).to(input.dtype)
     if input.dim() > 3 and not input.is_contiguous():
         y = y.contiguous(memory_format=memory_format(input))
     return y if activation is None else activate(y, activation)

@@ -25,7 +25,7 @@ derivatives are the reference's own and right to every order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,7 +165,7 @@ def define(op: Op) -> Op:
     LIBRARY.impl(backward, op.backward, "CompositeExplicitAutograd")
     LIBRARY.impl(op.name, _checked(op), "FuncTorchBatched")
     LIBRARY.impl(backward, op.backward, "FuncTorchBatched")
-    torch.library.register_fake(f"{NAMESPACE}::{op.name}", op.fake, lib=LIBRARY)
+    torch.library.register_fake(f"{NAMESPACE}::{op.name}", _on_one_device(op), lib=LIBRARY)
     torch.library.register_fake(f"{NAMESPACE}::{backward}", op.backward_fake, lib=LIBRARY)
     LIBRARY.impl(op.name, _autograd(op), "Autograd", with_keyset=True)
     LIBRARY.impl(backward, _autograd_of_backward(op), "Autograd", with_keyset=True)
@@ -178,7 +178,39 @@ def define(op: Op) -> Op:
 def _checked(op: Op) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         op.check(*args)
+        _check_parameters(op, args)
         return op.reference(*args)
+
+    return run
+
+
+def _check_parameters(op: Op, args: Sequence[Any]) -> None:
+    """What stands beside x holds fractions: a complex one would lose its imaginary part without a word."""
+    for i in op.differentiable[1:]:
+        if i < len(args) and isinstance(args[i], Tensor) and not args[i].is_floating_point():
+            name = op.overload._schema.arguments[i].name
+            raise RuntimeError(f"{name} must be floating point, got {args[i].dtype}; convert it first")
+
+
+def not_on_one_device(name: str, where: dict[str, torch.device]) -> str:
+    """What to say of a call whose tensors lie in several places, one of which is "meta"."""
+    told = ", ".join(f"{argument} on {device}" for argument, device in where.items())
+    return (
+        f"Expected all tensors to be on the same device, but {name} got {told}; a meta tensor has no values: "
+        "load or initialize the module's tensors first (to_empty, load_state_dict(assign=True))"
+    )
+
+
+def _on_one_device(op: Op) -> Callable[..., Any]:
+    """The fake forward. A meta tensor beside one with values brings the dispatcher here, wherever x is."""
+
+    def run(*args: Any) -> Any:
+        names = [argument.name for argument in op.overload._schema.arguments]
+        where = {n: a.device for n, a in zip(names, args, strict=False) if isinstance(a, Tensor)}
+        if len(set(where.values())) > 1:
+            raise RuntimeError(not_on_one_device(op.name, where))
+        _check_parameters(op, args)
+        return op.fake(*args)
 
     return run
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from musigma.ops._define import LIBRARY, NAMESPACE
+from musigma.ops._define import LIBRARY, NAMESPACE, not_on_one_device
 
 NAME = "running_update_"
 
@@ -151,11 +151,19 @@ def _below_autograd(keyset: torch.DispatchKeySet, *args: object) -> None:
         running_update_.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
 
+def _fake(running_mean: Tensor, running_var: Tensor, *others: object) -> None:
+    _, _, mean, m2, _ = others
+    named = {"running_mean": running_mean, "running_var": running_var, "mean": mean, "m2": m2}
+    where = {name: t.device for name, t in named.items() if isinstance(t, Tensor)}
+    if len(set(where.values())) > 1:
+        raise RuntimeError(not_on_one_device("the update of running statistics", where))
+
+
 LIBRARY.impl(NAME, reference, "CompositeExplicitAutograd")
 LIBRARY.impl("running_update_reference_", reference, "CompositeImplicitAutograd")
 LIBRARY.impl(NAME, _batched, "FuncTorchBatched")
 LIBRARY.impl(NAME, _below_autograd, "Autograd", with_keyset=True)
-torch.library.register_fake(f"{NAMESPACE}::{NAME}", lambda *args: None, lib=LIBRARY)
+torch.library.register_fake(f"{NAMESPACE}::{NAME}", _fake, lib=LIBRARY)
 
 running_update_ = getattr(torch.ops.musigma, NAME).default
 """(running_mean!, running_var!, num_batches_tracked!, count, mean, m2, momentum) -> nothing."""
