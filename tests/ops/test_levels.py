@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -42,3 +43,13 @@ def test_a_level_that_this_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch)
     old_cpu.use_level = lambda level: False  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"instructions this CPU lacks; it runs x86_64, x86_64_v3$"):
         load._at_level(old_cpu)
+
+
+@pytest.mark.parametrize("level", RUNNING[:-1])
+def test_every_level_keeps_the_promised_accuracy(level: str) -> None:
+    """The best one is what all other tests run on."""
+    file = str(Path(__file__).parents[1] / "functional/test_promised_accuracy.py")
+    arguments = ("-m", "pytest", file, "-q", "-p", "no:cacheprovider", "-k", "add_layer or batch or group")
+    done = python(level, *arguments)
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
