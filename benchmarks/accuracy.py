@@ -101,12 +101,7 @@ def shown(units: float) -> str:
 def main() -> None:
     torch.manual_seed(0)
     cells = [(torch.float32, scale, mean) for mean in (0, 1e2, 1e4, 1e6) for scale in (1.0,)]
-    cells += [
-        (torch.float32, 1e20, 0),
-        (torch.bfloat16, 1.0, 0),
-        (torch.bfloat16, 1.0, 1e2),
-        (torch.float64, 1.0, 0),
-    ]
+    cells += [(torch.float32, 1e20, 0), (torch.bfloat16, 1.0, 0), (torch.bfloat16, 1.0, 1e2)]
     print(f"torch {torch.__version__}, {platform.machine()}, {ms.ops.kernels()[0].reason}\n")
     print("| layer, layout | input | y | torch's | dx | torch's | dweight | torch's | dbias | torch's |")
     print("|---|---|---|---|---|---|---|---|---|---|")

@@ -36,7 +36,7 @@ inline bool within(const Tensor& t, double low) {
 }
 
 inline bool fits_evaluation(const Call& call) {
-  return call.running_mean && !(call.eps < 0) && within(*call.running_var, 0.0) &&
+  return call.running_mean && call.eps >= 0 && within(*call.running_var, 0.0) &&
          within(*call.running_mean, -std::numeric_limits<double>::max());
 }
 
