@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../_native/channels.h"
+#include "../_native/masked.h"
 
 namespace musigma::affine {
 
@@ -33,7 +34,8 @@ inline auto& backward_reference() {
 inline bool supported(
     const Tensor& x, const Tensor& mean, const Tensor& var, const MaybeTensor& weight, const MaybeTensor& bias,
     const MaybeTensor& add, const MaybeTensor& mask, DType& type) {
-  if (!enabled || mask || !storage_type(x, type) || x.dim() < 2 || x.numel() == 0 || !is_add(add, x)) return false;
+  if (!enabled || !storage_type(x, type) || x.dim() < 2 || x.numel() == 0) return false;
+  if (!is_add(add, x) || !is_mask(mask, x)) return false;
   const auto channels = x.sizes().slice(1, 1);
   const auto fits = [&](const MaybeTensor& v) { return is_parameter(v, channels) && readable(v); };
   return fits(mean) && fits(var) && fits(weight) && fits(bias);
@@ -54,6 +56,12 @@ struct Given {
   }
 };
 
+// x with 0 for what the mask drops and is not finite.
+inline Image seen(Image x, const MaybeTensor& mask) {
+  if (mask) x.held = with_zeros(x, image_mask(*mask, x), x.held);
+  return x;
+}
+
 inline Tensor forward(
     const Tensor& input, const Tensor& mean, const Tensor& var, const MaybeTensor& weight, const MaybeTensor& bias,
     double eps, const MaybeTensor& add, Name activation, const MaybeTensor& mask) {
@@ -62,7 +70,7 @@ inline Tensor forward(
   if (!supported(input, mean, var, weight, bias, add, mask, type) || !activation_of(activation, kind))
     return reference().call(input, mean, var, weight, bias, eps, add, activation, mask);
   Scratch scratch;
-  const Image x(input, type);
+  const Image x = seen(Image(input, type), mask);
   const Tensor more = add ? x.alike(*add) : Tensor();
   const Given given(type, x.layout.channels, mean, var, weight, bias, eps, scratch);
   return run_affine(x, given.at, {add ? more.const_data_ptr() : nullptr, kind});
@@ -77,7 +85,7 @@ inline Grads backward(
   if (!supported(input, mean, var, weight, bias, add, mask, type) || !activation_of(activation, kind) || !is_like(grad, input))
     return backward_reference().call(grad, input, mean, var, weight, bias, eps, add, activation, mask, needs);
   Scratch scratch;
-  const Image x(input, type);
+  const Image given_x(input, type), x = seen(given_x, mask);
   const Tensor dy = x.alike(grad), more = add ? x.alike(*add) : Tensor();
   const int64_t channels = x.layout.channels;
   const Given given(type, channels, mean, var, weight, bias, eps, scratch);
@@ -105,6 +113,8 @@ inline Grads backward(
   if (needs[0])
     dx = through_sum ? run_gradient(x, dadd.const_data_ptr(), given.at, Activation::kNone)
                      : run_gradient(x, dy.const_data_ptr(), given.at, kind);
+  // What was replaced has no part in the result.
+  if (needs[0] && !x.held.is_same(given_x.held)) dx = with_zeros(given_x, image_mask(*mask, given_x), dx);
   return {std::move(dx), std::move(dmean), std::move(dvar), std::move(dweight), std::move(dbias), needs[5] ? std::move(dadd) : none(input)};
 }
 

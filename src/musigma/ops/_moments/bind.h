@@ -100,11 +100,7 @@ inline bool flags(const Tensor& x, at::IntArrayRef dims, const MaybeTensor& mask
     if (d < -x.dim() || d >= x.dim() || gone[d < 0 ? d + x.dim() : d]) return false;
     gone[d < 0 ? d + x.dim() : d] = true;
   }
-  if (!mask) return true;
-  if (!mask->is_cpu() || mask->layout() != at::kStrided || mask->is_complex() || mask->dim() > x.dim()) return false;
-  for (int64_t i = 1; i <= mask->dim(); i++)
-    if (mask->size(-i) != 1 && mask->size(-i) != x.size(-i)) return false;
-  return true;
+  return is_mask(mask, x);
 }
 
 inline bool supported(const Tensor& x, DType& type) { return enabled && storage_type(x, type) && x.numel() > 0; }

@@ -209,6 +209,15 @@ struct ChannelSlopes {
   void *slope, *offset;
 };
 
+// y = v, but 0 where the weight is 0 and x is not finite.
+struct MaskedFinite {
+  Channels layout;
+  const void *x, *v;
+  void* y;        // may be v
+  int32_t* found;  // set to 1 where there is such a value; with y null that is all
+  Weights weights;
+};
+
 struct Kernels {
   const char* level;
   void (*row_norm)(const RowNorm&, int64_t begin, int64_t end);                    // rows
@@ -224,6 +233,7 @@ struct Kernels {
   void (*masked_moments)(const MaskedMoments&, int64_t begin, int64_t end);        // units
   void (*join_masked)(const JoinMasked&, int64_t begin, int64_t end);              // channels
   void (*masked_gradient)(const MaskedGradient&, int64_t begin, int64_t end);      // as channel_gradient
+  void (*masked_finite)(const MaskedFinite&, int64_t begin, int64_t end);          // the same
   void (*widen)(const Widen&, int64_t count);
   bool (*roots)(const Roots&, int64_t count);  // whether float32 can square such spreads and their inverses
   void (*channel_coefficients)(const ChannelCoefficients&, int64_t channels);

@@ -196,6 +196,31 @@ void gradient_across(const MaskedGradient& a, int64_t begin, int64_t end) {
   }
 }
 
+// ---- what is dropped and not finite --------------------------------------------------------------------------
+
+template <class T, class M, bool kEach>
+void finite(const MaskedFinite& a, int64_t begin, int64_t end) {
+  const bool across = a.layout.inner == 1;
+  const int64_t C = a.layout.channels, n = across ? C : a.layout.inner;
+  const auto bad = [](Lanes<double> x, Lanes<double> weight) { return (weight == 0.0) & (x - x != 0.0); };
+  for (int64_t r = begin; r < end; r++) {
+    const int64_t outer = across ? r : r / C, c = across ? 0 : r % C;
+    const T* x = (const T*)a.x + r * n;
+    const RowWeights<M, kEach> w{(const M*)a.weights.data + outer * a.weights.outer + c * a.weights.channel};
+    if (!kEach && !w.none() && !a.y) continue;
+    if (a.y) {
+      transform<double>(n, (T*)a.y + r * n, [&](int64_t i, auto part) {
+        return bad(load<double>(x + i, part), w(i, part)) ? Lanes<double>{} : load<double>((const T*)a.v + r * n + i, part);
+      });
+      continue;
+    }
+    Integers<double> any = {};
+    sweep<double>(n, [&](int64_t i, auto part) { any |= bad(load<double>(x + i, part), w(i, part)); });
+    for (int i = 0; i < kWidth; i++)
+      if (any[i]) return __atomic_store_n(a.found, 1, __ATOMIC_RELAXED);
+  }
+}
+
 // ---- pivots --------------------------------------------------------------------------------------------------
 
 template <class T, class M>
@@ -268,6 +293,10 @@ void masked_gradient(const MaskedGradient& a, int64_t begin, int64_t end) {
   by_type(a.layout, a.weights, [&]<class T, class M, bool kEach>() {
     a.layout.inner == 1 ? gradient_across<T, M, kEach>(a, begin, end) : gradient_along<T, M, kEach>(a, begin, end);
   });
+}
+
+void masked_finite(const MaskedFinite& a, int64_t begin, int64_t end) {
+  by_type(a.layout, a.weights, [&]<class T, class M, bool kEach>() { finite<T, M, kEach>(a, begin, end); });
 }
 
 }  // namespace MUSIGMA_NAMESPACE

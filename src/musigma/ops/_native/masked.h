@@ -1,9 +1,20 @@
 // Masks on their way to the kernels, and the statistics of what they keep.
 #pragma once
 
+#include <numeric>
+
 #include "channels.h"
 
 namespace musigma {
+
+// Whether it broadcasts to x, and can be read here.
+inline bool is_mask(const MaybeTensor& mask, const Tensor& x) {
+  if (!mask) return true;
+  if (!mask->is_cpu() || mask->layout() != at::kStrided || mask->is_complex() || mask->dim() > x.dim()) return false;
+  for (int64_t i = 1; i <= mask->dim(); i++)
+    if (mask->size(-i) != 1 && mask->size(-i) != x.size(-i)) return false;
+  return true;
+}
 
 // A mask beside a tensor whose dims, taken in `order`, make up (outer, channels, inner): `groups[d]` says which of the
 // three dim d belongs to. It is held at the size of the groups along which it varies.
@@ -71,6 +82,33 @@ inline Tensor masked_gradient(
   const int64_t count = lines(x.layout);
   parallel(count, x.held.numel() / count, [&](int64_t b, int64_t e) { kernels().masked_gradient(a, b, e); });
   return dx;
+}
+
+// The mask of an image, (n, c, *spatial).
+inline Mask image_mask(const Tensor& mask, const Image& x) {
+  const int64_t dims = x.held.dim();
+  std::vector<int64_t> order(dims), groups(dims, x.format == at::MemoryFormat::Contiguous ? 2 : 0);
+  std::iota(order.begin(), order.end(), 0);
+  groups[0] = 0, groups[1] = 1;
+  if (x.format != at::MemoryFormat::Contiguous) std::rotate(order.begin() + 1, order.begin() + 2, order.end());
+  return Mask(mask, x.layout, order, groups, x.held.sizes());
+}
+
+// v, like x in its memory format, but 0 where the mask drops what is not finite in x; v itself where there is no such
+// value, which is what most masks are for and costs no more than reading x.
+inline Tensor with_zeros(const Image& x, const Mask& mask, const Tensor& v) {
+  int32_t found = 0;
+  MaskedFinite a{x.layout, x.data(), v.const_data_ptr(), nullptr, &found, mask.weights};
+  const int64_t count = lines(x.layout);
+  const auto run = [&] {
+    parallel(count, x.held.numel() / count, [&](int64_t b, int64_t e) { kernels().masked_finite(a, b, e); });
+  };
+  run();
+  if (!found) return v;
+  Tensor y = x.like();
+  a.y = y.mutable_data_ptr();
+  run();
+  return y;
 }
 
 }  // namespace musigma

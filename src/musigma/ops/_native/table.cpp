@@ -20,6 +20,7 @@ void masked_pivots(const MaskedMoments&, int64_t, int64_t);
 void masked_moments(const MaskedMoments&, int64_t, int64_t);
 void join_masked(const JoinMasked&, int64_t, int64_t);
 void masked_gradient(const MaskedGradient&, int64_t, int64_t);
+void masked_finite(const MaskedFinite&, int64_t, int64_t);
 void widen(const Widen&, int64_t);
 bool roots(const Roots&, int64_t);
 void channel_coefficients(const ChannelCoefficients&, int64_t);
@@ -41,6 +42,7 @@ const Kernels table = {
     masked_moments,
     join_masked,
     masked_gradient,
+    masked_finite,
     widen,
     roots,
     channel_coefficients,
