@@ -10,7 +10,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._checks import check_add, check_channels, check_eps, check_running
-from musigma.functional._masked import check_mask, without_nan
+from musigma.functional._masked import check_mask
 from musigma.functional._parameters import affine_for, cast, compute_dtype
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._variances import check_variances
@@ -260,9 +260,7 @@ def _by_gathered_statistics(
         # (Where nobody has a value there is nothing to normalize, and nothing to take in.)
         if few.any() and (x.numel() or all_ranks.count.any()):
             raise ValueError(_too_few(x, _whose(few, mask, group)))
-    if mask is not None:
-        x = without_nan(x, mask)
-    y = affine(x, all_ranks.mean, all_ranks.var(), weight, bias, eps, add, activation, None)
+    y = affine(x, all_ranks.mean, all_ranks.var(), weight, bias, eps, add, activation, mask)
     return y, (all_ranks.count, all_ranks.mean, all_ranks.m2)
 
 

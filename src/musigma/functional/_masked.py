@@ -22,11 +22,6 @@ def check_mask(x: Tensor, mask: Tensor) -> None:
         )
 
 
-def without_nan(x: Tensor, mask: Tensor) -> Tensor:
-    """x with 0 for what the mask drops and is not finite: 0 · NaN is NaN, and would reach every gradient."""
-    return torch.where((mask != 0) | x.isfinite(), x, 0.0)
-
-
 def normalized_rows(
     x: Tensor, mask: Tensor, rows: tuple[int, ...], eps: float, *, center: bool = True
 ) -> tuple[Tensor, Moments]:
@@ -40,7 +35,8 @@ def normalized_rows(
         center: whether the mean is subtracted (RMSNorm's is not).
     """
     width = x.numel() // max(1, torch.Size(rows).numel())
-    kept = moments(x.reshape(*rows, width), -1, mask=mask.expand(x.shape).reshape(*rows, width))
+    flat = mask.expand(x.shape).reshape(*rows, width)
+    kept = moments(x.reshape(*rows, width), -1, mask=flat)
     # A row of which nothing is kept has no statistics: it is only scaled, by 1/√(1 + eps). (A NaN that is
     # chosen against still reaches the gradients, so none is made.)
     full = kept.count > 0
@@ -48,6 +44,6 @@ def normalized_rows(
     if not center:
         mean, var = torch.zeros_like(mean), var + mean.square()
     var = torch.where(full, var, 1.0)
-    values = without_nan(x, mask).to(compute_dtype(x)).reshape(1, -1, width)
-    y = affine(values, mean.flatten(), var.flatten(), None, None, eps, None, None, None)
+    values, flat = x.to(compute_dtype(x)).reshape(1, -1, width), flat.reshape(1, -1, width)
+    y = affine(values, mean.flatten(), var.flatten(), None, None, eps, None, None, flat)
     return y.reshape(x.shape), kept
