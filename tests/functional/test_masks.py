@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -102,3 +103,30 @@ def test_running_statistics_of_masked_instances_are_those_of_the_kept_values() -
     parts = [ms.moments(x[0], -1), ms.moments(x[1, :, :4], -1)]
     assert_close(running[0].double(), sum(0.25 * m.mean for m in parts))
     assert_close(running[1].double(), 0.5 + sum(0.25 * m.var(correction=1) for m in parts))
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, None], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm", "rms_norm"])
+def test_a_mask_that_keeps_all_changes_nothing(
+    name: str, dtype: torch.dtype, weights: torch.dtype | None
+) -> None:
+    """Every combination of dtypes, weight or bias alone, and channels last: as without a mask."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 4, 5, 6, generator=generator).to(dtype).to(memory_format=torch.channels_last)
+    size = 4 if name == "group_norm" else 6
+    vectors = [
+        None if weights is None else torch.rand(size, generator=generator).to(weights) for _ in range(2)
+    ]
+    for weight, bias in ((0, 1), (0, None), (None, 1)) if weights else ((None, None),):
+        w, b = (None if k is None else vectors[k] for k in (weight, bias))
+        call = {
+            "layer_norm": partial(f.layer_norm, x, (6,), w, b),
+            "group_norm": partial(f.group_norm, x, 2, w, b),
+            "rms_norm": partial(f.rms_norm, x, (6,), w),
+        }[name]
+        got, want = call(mask=torch.ones(3, 1, 5, 1) > 0, activation="silu"), call(activation="silu")
+        assert got.dtype == want.dtype
+        assert got.stride() == want.stride()
+        unit = torch.finfo(dtype).eps
+        assert_close(got.double(), want.double(), rtol=2 * unit, atol=4 * unit)

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from musigma.functional._activation import activate, check_activation
 from musigma.functional._batch import by_running_statistics
 from musigma.functional._checks import check_channels, check_eps, check_groups, check_running
-from musigma.functional._masked import check_mask, normalized_rows
+from musigma.functional._masked import check_mask, normalized_groups
 from musigma.functional._parameters import affine_for, matched
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._single import only_bias, warn_single_value
@@ -94,7 +94,7 @@ def group_norm(
     elif input.shape[1] == num_groups and math.prod(input.shape[2:]) == 1:
         y = _single_values(input, weight, bias)
     elif mask is not None:
-        y, _ = _masked(input, num_groups, weight, bias, eps, mask)
+        return _masked(input, num_groups, weight, bias, eps, mask, activation)[0]
     elif selected("group_norm", input):
         return group_norm_op(input, num_groups, weight, bias, eps, activation)[0]
     else:
@@ -116,16 +116,17 @@ def _single_values(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Ten
 
 
 def _masked(
-    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, mask: Tensor
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    mask: Tensor,
+    activation: str | None,
 ) -> tuple[Tensor, Moments]:
     check_mask(x, mask)
-    y, kept = normalized_rows(x, mask, (x.shape[0], groups), eps)
-    weight, bias = _per_channel(x, weight, bias)
-    if weight is not None:
-        y = y * weight
-    if bias is not None:
-        y = y + bias
-    return y.to(x.dtype).contiguous(memory_format=memory_format(x)), kept
+    y, kept = normalized_groups(x, mask, groups, weight, bias, eps, activation)
+    return y.contiguous(memory_format=memory_format(x)), kept
 
 
 def _per_channel(x: Tensor, *vectors: Tensor | None) -> list[Tensor | None]:
@@ -238,8 +239,7 @@ def _by_instance(
     if x.numel() == 0:
         return activate(only_bias(x, *_per_channel(x, weight, bias)), activation), None
     if mask is not None:
-        y, kept = _masked(x, x.shape[1], weight, bias, eps, mask)
-        y = activate(y, activation)
+        y, kept = _masked(x, x.shape[1], weight, bias, eps, mask, activation)
         # as if every example had two values: their unbiased variance is then M2 itself
         return y, (kept.count.new_full((), 2.0), kept.mean.mean(0), kept.var(correction=1).mean(0))
     if selected("group_norm", x) or transforms_active():

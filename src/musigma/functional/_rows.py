@@ -197,10 +197,12 @@ def _masked(
     center: bool,
 ) -> Tensor:
     check_mask(x, mask)
-    y, _ = normalized_rows(x, mask, x.shape[: x.dim() - len(shape)], eps, center=center)
-    if weight is not None:
+    y = normalized_rows(x, mask, x.shape[: x.dim() - len(shape)], eps, center=center)
+    if weight is not None and bias is not None:
+        y = torch.addcmul(bias, y, weight)
+    elif weight is not None:
         y = y * weight
-    if bias is not None:
+    elif bias is not None:
         y = y + bias
     return y.to(x.dtype)
 
