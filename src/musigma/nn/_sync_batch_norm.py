@@ -27,7 +27,9 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
     without data passes an empty batch. Where they don't, each of them gets an error that says where all ranks
     are and how often they have called the layer: at once where they meet in different calls, else when
     `timeout` ends (a class or instance attribute; None for the group's own, 30 minutes in gloo). That costs
-    no communication as long as nobody waits. It is done on the CPU, and not in compiled graphs.
+    no communication as long as nobody waits. It is done on the CPU, and not in compiled graphs. Under
+    DistributedDataParallel take ``broadcast_buffers=False``: its broadcast before each forward does what is
+    done already, and is where a rank that makes fewer forwards would be missed first, with gloo's words.
 
     DistributedDataParallel refuses torch's layer on the CPU, where that cannot run, and with it all that
     derives from it; importing ``musigma.nn`` makes it tell this one apart.
