@@ -150,7 +150,8 @@ def penalty(rank: int) -> dict[str, Tensor]:
 
 
 def test_gradients_of_gradients_are_those_of_one_process(ranks: Results) -> None:
-    want = twice(layer(sync=False), draw(9, 3), draw(9, 3, seed=3))
+    with ms.ops.use_kernels("reference"):  # C23: torch's own BatchNorm has wrong third derivatives
+        want = twice(layer(sync=False), draw(9, 3), draw(9, 3, seed=3))
     for key in ("dx", "ddx", "dddx"):
         got = torch.cat([r["penalty"][key] for r in ranks])
         assert_close(got, want[key], rtol=1e-9, atol=1e-9 * want[key].abs().max().item())

@@ -170,7 +170,7 @@ def kernels() -> list[Kernel]:
         return [Kernel(name, "reference", f"{VARIABLE} asks for it") for name in sorted(OPS)]
     # `moments` and `affine` have no counterpart in torch: whoever calls them gets the reference.
     without_peer = {"moments", "affine"}
-    off = "switched off" if _mode == "off" else None
+    off = f"switched off by {VARIABLE} or use_kernels" if _mode == "off" else None
     missing = "no native kernel is written" if _native.module is not None else _native.reason
     return [
         Kernel(name, "native", f"{_native.reason}; on CPU tensors")
