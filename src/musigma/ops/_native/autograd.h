@@ -51,6 +51,7 @@ bool requires_grad(const T&... tensors) {
 template <class Op>
 struct Recorded final : Node {
   std::array<SavedVariable, Op::kSaved> saved;
+  std::array<bool, Op::kSaved> own{};  // which of them are outputs of this very node
   typename Op::Plain plain;
 
   std::string name() const override { return Op::kName; }
@@ -72,7 +73,7 @@ struct Recorded final : Node {
   }
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    for (const auto& s : saved) args.collect(s, false);
+    for (int i = 0; i < Op::kSaved; i++) args.collect(saved[i], own[i]);
     std::apply([&](const auto&... value) { (args.collect(value), ...); }, plain);
   }
 
@@ -102,9 +103,12 @@ auto record(Call call, typename Op::Plain plain, Save save, Outputs outputs, con
   if (node) {
     for (Tensor* out : outputs(result)) torch::autograd::set_history(*out, node);
     const std::array<Tensor, Op::kSaved> kept = save(result);
-    for (int i = 0; i < Op::kSaved; i++)
+    for (int i = 0; i < Op::kSaved; i++) {
+      if (!kept[i].defined()) continue;
       // A node that held its own output would hold itself.
-      if (kept[i].defined()) node->saved[i] = SavedVariable(kept[i], kept[i].grad_fn() == node);
+      node->own[i] = kept[i].grad_fn() == node;
+      node->saved[i] = SavedVariable(kept[i], node->own[i]);
+    }
   }
   return result;
 }
