@@ -14,6 +14,8 @@ def runs(mode: ops.Mode) -> set[str]:
 
 
 BUILT = runs("auto") == {"native"}
+# And run unless a test asks for something else, as MUSIGMA_KERNELS=off would have it.
+RUN = {kernel.runs for kernel in ops.kernels()} == {"native"}
 # What torch's kernels get wrong and ours don't.
 NEEDS_NATIVE = pytest.mark.xfail(
     not BUILT, strict=True, raises=AssertionError, reason="needs the native kernels"

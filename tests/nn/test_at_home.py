@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import musigma as ms
-from native import BUILT
+from native import RUN
 
 Make = Callable[[Any], nn.Module]
 LAYERS: dict[str, tuple[Make, tuple[int, ...]]] = {
@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "BatchNorm1d, evaluating": (lambda m: m.BatchNorm1d(6).eval(), (8, 6)),
 }
 EVERY = pytest.mark.parametrize("name", LAYERS)
-TORCH_CANNOT = pytest.mark.xfail(not BUILT, strict=True, raises=RuntimeError, reason="needs native kernels")
+TORCH_CANNOT = pytest.mark.xfail(not RUN, strict=True, raises=RuntimeError, reason="needs native kernels")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
+from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any, Literal, get_args
 
 import torch
@@ -53,6 +55,7 @@ _WRITTEN = frozenset({"add_row_norm", "affine", "batch_norm", "group_norm", "mom
 _NATIVE = _WRITTEN if _native.module is not None else frozenset[str]()
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _PLAIN = (Tensor, torch.nn.Parameter)
+_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 for _name in _NATIVE:
     if hasattr(_native.module, _name):
@@ -154,8 +157,19 @@ def _tell_once() -> None:
         return
     _tell = False
     warnings.warn(
-        f"torch's own kernels run instead of musigma's: {_native.reason}", MusigmaWarning, stacklevel=4
+        f"torch's own kernels run instead of musigma's: {_native.reason}",
+        MusigmaWarning,
+        stacklevel=_users_level(),
     )
+
+
+def _users_level() -> int:
+    """How many frames up from the one that asks the first stands that is neither torch's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def kernels() -> list[Kernel]:
