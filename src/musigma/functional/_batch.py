@@ -8,13 +8,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from musigma.functional._activation import activate, check_activation
 from musigma.functional._checks import check_add, check_channels, check_eps, check_running
 from musigma.functional._masked import check_mask
 from musigma.functional._parameters import affine_for, cast, compute_dtype
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._variances import check_variances
-from musigma.ops import affine, selected
+from musigma.ops import activate, affine, check_activation, selected
 from musigma.ops import batch_norm as batch_norm_op
 from musigma.ops._kernels import extension
 from musigma.statistics import moments

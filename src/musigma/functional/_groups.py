@@ -9,15 +9,14 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from musigma.functional._activation import activate, check_activation
 from musigma.functional._batch import by_running_statistics
 from musigma.functional._checks import check_channels, check_eps, check_groups, check_running
 from musigma.functional._masked import check_mask, normalized_groups
 from musigma.functional._parameters import affine_for, matched
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._single import only_bias, warn_single_value
+from musigma.ops import activate, check_activation, memory_format, selected
 from musigma.ops import group_norm as group_norm_op
-from musigma.ops import memory_format, selected
 from musigma.statistics import Moments
 
 _NOTHING_TO_NORMALIZE_BY = (

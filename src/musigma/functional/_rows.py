@@ -11,12 +11,20 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from musigma.functional._activation import activate, check_activation
 from musigma.functional._checks import check_residual, check_rows
 from musigma.functional._masked import check_mask, normalized_rows
 from musigma.functional._parameters import cast, compute_dtype, matched
 from musigma.functional._single import only_bias, warn_single_value
-from musigma.ops import add_row_norm, memory_format, plain_add_rows, plain_rows, row_norm, selected
+from musigma.ops import (
+    activate,
+    add_row_norm,
+    check_activation,
+    memory_format,
+    plain_add_rows,
+    plain_rows,
+    row_norm,
+    selected,
+)
 
 RMS_EPS = torch.finfo(torch.float32).eps
 """What `rms_norm` takes for ``eps=None``, whatever the input's dtype."""

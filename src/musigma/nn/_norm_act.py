@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from musigma.functional._activation import activate, check_activation
+from musigma.ops import activate, check_activation
 
 
 class NormAct(nn.Module):

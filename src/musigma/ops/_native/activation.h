@@ -7,14 +7,14 @@
 //   gelu       z·Φ(z), where Φ(-a) = exp(-a²/2)·R(a) for a ≥ 0 and R is smooth (Mills' ratio over √2π)
 //   gelu_tanh  z·½(1 + tanh u) = z·σ(2u), with 2u = z·(p + q·z²)
 //
-// Against the exact functions of the same z they are off by at most 2.5 units in the last place of the result for z ≥ 0,
-// and for z < 0 by at most 2.5·(1 + z²) units of results that are ever smaller, about as much as z's own rounding costs;
-// where the exponential is no normal number any more they are 0. Slopes are within 2 units of 1 (in double 3). NaN
-// stays NaN; +inf gives +inf, and its slope 1; -inf gives NaN, as torch's do (relu's 0), and its slope 0.
+// Against the exact functions of the same z they are off by at most 2.5 units in the last place of the result for
+// z ≥ 0, and for z < 0 by at most 2.5·(1 + z²) units of results that are ever smaller, about as much as z's own rounding
+// costs; where the exponential is no normal number any more they are 0. Slopes are within 2 units of 1 (in double 3).
+// NaN stays NaN; +inf gives +inf, and its slope 1; -inf gives NaN, as torch's do (relu's 0), and its slope 0.
 //
 // The polynomials are interpolations at Chebyshev nodes (50 digits, mpmath), expanded into powers and rounded. exp: the
-// q of e^r = 1 + r + r²·q(r) on |r| ≤ ln2/2, off by 8e-9 in float32 and 1e-17 in double. R: (a + k)·R(a) as a polynomial
-// in t = (a - k)/(a + k), which maps [0, ∞) to [-1, 1), on all a whose Φ(-a) is not 0; k = 4 and 5 where the degree that
+// q of e^r = 1 + r + r²·q(r) on |r| ≤ ln2/2, off by 8e-9 in float32 and 1e-17 in double. R: (a + k)·R(a) in powers of
+// t = (a - k)/(a + k), which maps [0, ∞) to [-1, 1), on all a whose Φ(-a) is not 0; k = 4 and 5 where the degree that
 // reaches the last place is least, off by 2e-8 and 1e-16.
 #pragma once
 

@@ -354,7 +354,7 @@ PyMethodDef methods[] = {
      "(x, running_mean, running_var, num_batches_tracked, weight, bias, training, momentum, eps, add, activation)"
      " -> y or None"},
     {"plain_rows", fast(plain_rows), METH_FASTCALL,
-     "(x, normalized_shape, weight, bias, eps, center, activation) -> y, or None if row_norm is not all there is to do"},
+     "(x, normalized_shape, weight, bias, eps, center, activation) -> y, or None where row_norm is not all"},
     {"plain_add_rows", fast(plain_add_rows), METH_FASTCALL,
      "(x, residual, normalized_shape, weight, bias, eps, center, activation) -> (y, sum), or None likewise"},
     {"takes", takes, METH_O, "(x) -> bool: whether the kernels take this tensor"},

@@ -37,7 +37,10 @@ void write_rows(const RowNorm& a, int64_t r, const T* const* rows, const Standar
   sweep<A>(a.width, [&](int64_t i, auto part) {
     const Lanes<A> weight = affine.weight(i, part), bias = affine.bias(i, part);
     Lanes<A> v[R];
-    for (int k = 0; k < R; k++) v[k] = activation.template value<A>(madd<A>(standard[k](load<A>(x[k] + i, part)), weight, bias));
+    for (int k = 0; k < R; k++) {
+      const Lanes<A> x_hat = standard[k](load<A>(x[k] + i, part));
+      v[k] = activation.template value<A>(madd<A>(x_hat, weight, bias));
+    }
     for (int k = 0; k < R; k++) put<A>(y[k] + i, v[k], part, stream);
   });
 }

@@ -10,8 +10,10 @@ void row_norm(const RowNorm& a, int64_t begin, int64_t end) {
   switch (a.type) {
     case DType::kFloat32: return forward<float, float>(a, begin, end);
     case DType::kFloat64: return forward<double, double>(a, begin, end);
-    case DType::kBFloat16: return wide ? forward<bfloat16, float>(a, begin, end) : forward<bfloat16, bfloat16>(a, begin, end);
-    case DType::kFloat16: return wide ? forward<float16, float>(a, begin, end) : forward<float16, float16>(a, begin, end);
+    case DType::kBFloat16:
+      return wide ? forward<bfloat16, float>(a, begin, end) : forward<bfloat16, bfloat16>(a, begin, end);
+    case DType::kFloat16:
+      return wide ? forward<float16, float>(a, begin, end) : forward<float16, float16>(a, begin, end);
   }
 }
 
@@ -20,8 +22,10 @@ void row_norm_backward(const RowNormBackward& a, int64_t begin, int64_t end) {
   switch (a.type) {
     case DType::kFloat32: return backward<float, float>(a, begin, end);
     case DType::kFloat64: return backward<double, double>(a, begin, end);
-    case DType::kBFloat16: return wide ? backward<bfloat16, float>(a, begin, end) : backward<bfloat16, bfloat16>(a, begin, end);
-    case DType::kFloat16: return wide ? backward<float16, float>(a, begin, end) : backward<float16, float16>(a, begin, end);
+    case DType::kBFloat16:
+      return wide ? backward<bfloat16, float>(a, begin, end) : backward<bfloat16, bfloat16>(a, begin, end);
+    case DType::kFloat16:
+      return wide ? backward<float16, float>(a, begin, end) : backward<float16, float16>(a, begin, end);
   }
 }
 

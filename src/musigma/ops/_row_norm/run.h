@@ -76,7 +76,8 @@ inline bool fits(const Call& call, const Tensor& x, const Tensor& mean, const Te
 inline std::tuple<Tensor, Tensor, Tensor> backward(
     const Call& call, const Tensor& dy, const Tensor* dsum, const Tensor& x, int64_t n_dims, const MaybeTensor& weight,
     const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd, bool center, std::array<bool, 3> needs) {
-  const Rows rows(x, call.width, n_dims), upstream(dy, call.width, n_dims), extra(dsum ? *dsum : dy, call.width, n_dims);
+  const Rows rows(x, call.width, n_dims), upstream(dy, call.width, n_dims);
+  const Rows extra(dsum ? *dsum : dy, call.width, n_dims);
   const Parameters parameters(x, weight, bias);
   const Tensor mean_c = mean.contiguous(), rstd_c = rstd.contiguous();
   Tensor dx = needs[0] ? output(x.sizes(), x.scalar_type()) : none(x);
@@ -96,8 +97,10 @@ inline std::tuple<Tensor, Tensor, Tensor> backward(
   const auto run = kernels().row_norm_backward;
   parallel(blocks, size * call.width, [&](int64_t begin, int64_t end) { run(a, begin, end); });
   const bool low = call.type == DType::kFloat64;
-  return {std::move(dx), needs[1] ? fold(sums, blocks, call.width, 0, call.row, parameter_type(x, weight), low) : none(x),
-          needs[2] ? fold(sums, blocks, call.width, 1, call.row, parameter_type(x, bias ? bias : weight), low) : none(x)};
+  const auto sum = [&](int64_t which, const MaybeTensor& parameter) {
+    return fold(sums, blocks, call.width, which, call.row, parameter_type(x, parameter), low);
+  };
+  return {std::move(dx), needs[1] ? sum(0, weight) : none(x), needs[2] ? sum(1, bias ? bias : weight) : none(x)};
 }
 
 }  // namespace musigma::rows
