@@ -13,14 +13,11 @@ from musigma.functional._masked import check_mask
 from musigma.functional._parameters import affine_for, cast, compute_dtype
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._variances import check_variances
-from musigma.ops import activate, affine, check_activation, selected
+from musigma.ops import activate, affine, check_activation, direct, selected
 from musigma.ops import batch_norm as batch_norm_op
-from musigma.ops._kernels import extension
 from musigma.statistics import moments
 
-# What is plain and right goes through here; everything else comes back as None, and on through the checks.
-_in_one_call = getattr(extension(), "batch_norm_layer", None)
-
+_batch_norm = direct("batch_norm")
 _NOTHING_TO_EVALUATE_BY = (
     "running_mean must be defined in evaluation mode, and running_var with it; pass both, or training=True "
     "to use the batch's own statistics"
@@ -98,6 +95,24 @@ def batch_norm(
     References:
         Ioffe & Szegedy 2015, "Batch Normalization", algorithms 1 and 2.
     """
+    if not torch.compiler.is_compiling():
+        y = _batch_norm(
+            input,
+            running_mean,
+            running_var,
+            weight,
+            bias,
+            training,
+            momentum,
+            eps,
+            num_batches_tracked,
+            mask,
+            group,
+            add,
+            activation,
+        )
+        if y is not None:
+            return y
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias, mask, add):
         return handle_torch_function(
             batch_norm,
@@ -116,22 +131,6 @@ def batch_norm(
             add=add,
             activation=activation,
         )
-    if _in_one_call is not None and mask is None and group is None and not torch.compiler.is_compiling():
-        y = _in_one_call(
-            input,
-            running_mean,
-            running_var,
-            num_batches_tracked,
-            weight,
-            bias,
-            training,
-            momentum,
-            eps,
-            add,
-            activation,
-        )
-        if y is not None:
-            return y
     check_channels(
         "batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
     )

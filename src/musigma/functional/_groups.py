@@ -15,10 +15,11 @@ from musigma.functional._masked import check_mask, normalized_groups
 from musigma.functional._parameters import affine_for, matched
 from musigma.functional._running import Statistics, from_torch, landing, transforms_active, update
 from musigma.functional._single import only_bias, warn_single_value
-from musigma.ops import activate, check_activation, memory_format, selected
+from musigma.ops import activate, check_activation, direct, memory_format, selected
 from musigma.ops import group_norm as group_norm_op
 from musigma.statistics import Moments
 
+_group_norm = direct("group_norm")
 _NOTHING_TO_NORMALIZE_BY = (
     "Expected running_mean and running_var to be defined when use_input_stats is false; pass both, or "
     "normalize by the input's own statistics"
@@ -73,6 +74,10 @@ def group_norm(
     References:
         Wu & He 2018, "Group Normalization", equations 1 to 3 and 7.
     """
+    if not torch.compiler.is_compiling():
+        y = _group_norm(input, num_groups, weight, bias, eps, mask, activation)
+        if y is not None:
+            return y
     if has_torch_function_variadic(input, weight, bias, mask):
         return handle_torch_function(
             group_norm,

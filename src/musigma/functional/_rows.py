@@ -19,15 +19,17 @@ from musigma.ops import (
     activate,
     add_row_norm,
     check_activation,
+    direct,
     memory_format,
-    plain_add_rows,
-    plain_rows,
     row_norm,
     selected,
 )
 
 RMS_EPS = torch.finfo(torch.float32).eps
 """What `rms_norm` takes for ``eps=None``, whatever the input's dtype."""
+
+_layer_norm, _rms_norm = direct("layer_norm"), direct("rms_norm")
+_add_layer_norm, _add_rms_norm = direct("add_layer_norm"), direct("add_rms_norm")
 
 
 def layer_norm(
@@ -76,8 +78,8 @@ def layer_norm(
     References:
         Ba, Kiros & Hinton 2016, "Layer Normalization", equation 3.
     """
-    if mask is None and not torch.compiler.is_compiling():
-        y = plain_rows(input, normalized_shape, weight, bias, eps, True, activation)
+    if not torch.compiler.is_compiling():
+        y = _layer_norm(input, normalized_shape, weight, bias, eps, mask, activation)
         if y is not None:
             return y
     if has_torch_function_variadic(input, weight, bias, mask):
@@ -156,9 +158,8 @@ def rms_norm(
     References:
         Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
     """
-    if mask is None and not torch.compiler.is_compiling():
-        e = RMS_EPS if eps is None else eps
-        y = plain_rows(input, normalized_shape, weight, None, e, False, activation)
+    if not torch.compiler.is_compiling():
+        y = _rms_norm(input, normalized_shape, weight, eps, mask, activation)
         if y is not None:
             return y
     if has_torch_function_variadic(input, weight, mask):
@@ -262,7 +263,7 @@ def add_layer_norm(
         Normalization in the Transformer Architecture".
     """
     if not torch.compiler.is_compiling():
-        pair = plain_add_rows(x, residual, normalized_shape, weight, bias, eps, True, activation)
+        pair = _add_layer_norm(x, residual, normalized_shape, weight, bias, eps, activation)
         if pair is not None:
             return pair
     if has_torch_function_variadic(x, residual, weight, bias):
@@ -323,8 +324,7 @@ def add_rms_norm(
         Zhang & Sennrich 2019, "Root Mean Square Layer Normalization".
     """
     if not torch.compiler.is_compiling():
-        e = RMS_EPS if eps is None else eps
-        pair = plain_add_rows(x, residual, normalized_shape, weight, None, e, False, activation)
+        pair = _add_rms_norm(x, residual, normalized_shape, weight, eps, activation)
         if pair is not None:
             return pair
     if has_torch_function_variadic(x, residual, weight):

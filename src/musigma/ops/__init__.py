@@ -6,7 +6,7 @@ from musigma.ops._affine.op import affine
 from musigma.ops._batch_norm.op import batch_norm
 from musigma.ops._define import OPS, ErrorSample, Op, Sample, leaves_home, transforms_active
 from musigma.ops._group_norm.op import group_norm
-from musigma.ops._kernels import Kernel, Mode, kernels, plain_add_rows, plain_rows, selected, use_kernels
+from musigma.ops._kernels import Kernel, Mode, direct, kernels, selected, use_kernels
 from musigma.ops._memory import empty_cache, memory_cached, set_cache_limit
 from musigma.ops._moments.op import moments
 from musigma.ops._numerics import memory_format
@@ -26,6 +26,7 @@ __all__ = [
     "affine",
     "batch_norm",
     "check_activation",
+    "direct",
     "empty_cache",
     "group_norm",
     "kernels",
@@ -33,8 +34,6 @@ __all__ = [
     "memory_cached",
     "memory_format",
     "moments",
-    "plain_add_rows",
-    "plain_rows",
     "row_norm",
     "running_arithmetic_",
     "running_update_",

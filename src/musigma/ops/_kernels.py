@@ -64,20 +64,6 @@ if _native.module is not None:
     _native.module.enable(_mode == "auto")
 
 
-def _not_plain(*_: object) -> None:
-    """Nothing is a plain call where no native kernel is."""
-
-
-plain_rows: Callable[..., Any] = getattr(_native.module, "plain_rows", _not_plain)
-"""(x, normalized_shape, weight, bias, eps, center, activation) -> y, checks included, or None.
-
-None says that more is to be done than to call `row_norm`, or that the call has to be refused. Not for the
-compiler, which can't look into it.
-"""
-plain_add_rows: Callable[..., Any] = getattr(_native.module, "plain_add_rows", _not_plain)
-"""(x, residual, normalized_shape, weight, bias, eps, center, activation) -> (y, sum), or None."""
-
-
 @contextlib.contextmanager
 def use_kernels(mode: Mode) -> Iterator[None]:
     """Choose what runs inside this block: ``"auto"``, ``"off"`` or ``"reference"``.
@@ -144,6 +130,26 @@ def _takes(x: Tensor) -> bool:
         and x.layout is torch.strided
         and not leaves_home()
     )
+
+
+def direct(function: str) -> Callable[..., Any]:
+    """The whole of a function of ``ms.functional`` in one step, for calls with nothing unusual about them.
+
+    Looking at arguments one by one takes Python as long as a small tensor's arithmetic. The step returns None
+    for whatever it does not take: wrong arguments, other devices and tensor types, masks, traces, kernels
+    switched off. Dynamo can't look into it: ask ``torch.compiler.is_compiling()`` first.
+
+    Args:
+        function: the name in ``ms.functional``.
+
+    Returns:
+        a function of all of its arguments, positionally, that returns what it returns, or None.
+    """
+    return getattr(_native.module, f"call_{function}", _not_taken)
+
+
+def _not_taken(*_: object) -> None:
+    return None
 
 
 def extension() -> ModuleType | None:
