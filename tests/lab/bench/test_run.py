@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from musigma._errors import MusigmaWarning
 from musigma.lab import bench
@@ -67,3 +69,17 @@ def test_the_other_process_is_replaced_when_it_ends() -> None:
         second = worker._process
     assert second is not first
     assert second.returncode == 0
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_forward_alone_records_nothing(cell: bench.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = {}
+
+    def call_once(runs: dict[str, Callable[[], object]], how: bench.How) -> dict[str, bench.Spread]:
+        recorded.update({name: torch.is_grad_enabled() for name, run in runs.items() if run() is not None})
+        return {}
+
+    monkeypatch.setattr(_measure, "interleave", call_once)
+    _measure.times(cell, HOW)
+    assert recorded == dict.fromkeys(("copy", "eager", "ours"), cell.backward)
+    assert torch.is_grad_enabled()

@@ -33,7 +33,8 @@ def times(cell: Cell, how: How, *, compiled: bool = False) -> Times:
     out = torch.zeros_like(x)
     ours = function(cell, "ours").call
     runs: dict[str, Callable[[], object]] = {"copy": lambda: out.copy_(x)}
-    with threads(cell.threads):
+    # Around all of it: switching costs as much as a third of the smallest call
+    with threads(cell.threads), torch.set_grad_enabled(cell.backward):
         runs["eager"] = runner(function(cell, "torch").call, given, backward=cell.backward)
         if compiled and (run := _compiled(cell, given)) is not None:
             runs["compiled"] = run
