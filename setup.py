@@ -32,9 +32,8 @@ KERNELS = [
     *sorted(OPS.glob("*/native.cpp")),
     *(p for p in sorted(OPS.glob("_native/*.cpp")) if p.stem not in ("bind", "select")),
 ]
-HEADERS = sorted(OPS.glob("*/*.h"))
 
-COMMON = ["-std=c++20", "-O3", "-fvisibility=hidden", "-g0"]
+COMMON = ["-std=c++20", "-O3", "-fvisibility=hidden", "-g0", "-MMD"]
 # Contraction would decide bits behind the sources' back; errno keeps square roots from being vectorized.
 ARITHMETIC = ["-fno-math-errno", "-ffp-contract=off"]
 # GCC warns of its own AVX-512 header, and of vectors in the ABI that never cross a boundary.
@@ -62,6 +61,17 @@ def version_of(torch: Path) -> str:
     if found is None:
         raise RuntimeError(f"{torch.name}/version.py does not tell torch's version")
     return found[1]
+
+
+def _up_to_date(done: Path, source: Path) -> bool:
+    """Whether an object is newer than all that the compiler read for it (its .d file says what) and these flags."""
+    read = done.with_suffix(".d")
+    if not (done.exists() and read.exists()):
+        return False
+    ours = [Path(p) for p in read.read_text().replace("\\\n", " ").split()[1:] if not p.startswith("/")]
+    return all(
+        p.exists() and p.stat().st_mtime < done.stat().st_mtime for p in (source, Path("setup.py"), *ours)
+    )
 
 
 class BuildKernels(build_ext):
@@ -125,8 +135,7 @@ class BuildKernels(build_ext):
     def _compile(self, source: Path, unit: str, flags: list[str], include: list[str]) -> str:
         folder = Path(self.build_temp) / unit
         done = folder / source.with_suffix(".o")
-        newest = max(path.stat().st_mtime for path in (source, *HEADERS, Path("setup.py")))
-        if not self.force and done.exists() and done.stat().st_mtime > newest:
+        if not self.force and _up_to_date(done, source):
             return str(done)
         try:
             (compiled,) = self.compiler.compile(

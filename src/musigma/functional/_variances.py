@@ -57,6 +57,8 @@ def _is_known(t: Tensor) -> bool:
 def _look_at(t: Tensor, name: str) -> None:
     if type(t) is not Tensor or t.device.type != "cpu" or _tolerant.get() or _somebody_watches():
         return
+    if not t.is_floating_point():
+        return  # refused where it is used
     with torch._C.DisableTorchFunction():
         lowest = t.min().item() if t.numel() else 0.0
         if name == "running_var" and (lowest < 0 or lowest != lowest):  # a NaN hides what else there is

@@ -24,6 +24,7 @@ class Cache final : public c10::Allocator {
  public:
   static constexpr size_t kSmallest = size_t{1} << 20;
   static constexpr size_t kHugePage = size_t{2} << 20;
+  static constexpr size_t kPage = 4096;
 
   // Never destroyed: tensors may outlive every static object.
   static Cache& get() {
@@ -34,9 +35,10 @@ class Cache final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const size_t size = rounded(bytes);
     Block* block = take(size);
-    if (!block) block = new Block{map(size), size};
-    c10::profiledCPUMemoryReporter().New(block->data, size);
-    return {block->data, block, &give_back, c10::Device(c10::DeviceType::CPU)};
+    if (!block) block = new Block{map(size + kPage), size, next_shift()};
+    char* data = block->start + block->shift;
+    c10::profiledCPUMemoryReporter().New(data, size);
+    return {data, block, &give_back, c10::Device(c10::DeviceType::CPU)};
   }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
@@ -54,9 +56,16 @@ class Cache final : public c10::Allocator {
 
  private:
   struct Block {
-    void* data;
-    size_t size;
+    char* start;
+    size_t size, shift;
   };
+
+  // Blocks that all began at a page's start would put x, dy and dx at the same places of a cache, value for value, and
+  // push each other out of it. So they begin at 16 places, 4 lines apart, in a page of their own.
+  static size_t next_shift() {
+    static std::atomic<size_t> count{0};
+    return count.fetch_add(1, std::memory_order_relaxed) % 16 * 256;
+  }
 
   // At most an eighth more than was asked for, so that nearly equal shapes share blocks.
   static size_t rounded(size_t bytes) {
@@ -67,7 +76,7 @@ class Cache final : public c10::Allocator {
     return (bytes + step - 1) / step * step;
   }
 
-  static void* map(size_t size) {
+  static char* map(size_t size) {
     const bool huge = size > 2 * kHugePage;
     const size_t spare = huge ? kHugePage : 0;
     char* start = (char*)mmap(nullptr, size + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -80,12 +89,12 @@ class Cache final : public c10::Allocator {
     const size_t before = (kHugePage - (size_t)start % kHugePage) % kHugePage;
     if (before) munmap(start, before);
     if (before < spare) munmap(start + before + size, spare - before);
-    madvise(start + before, size, MADV_HUGEPAGE);
+    madvise(start + before, size / kHugePage * kHugePage, MADV_HUGEPAGE);
     return start + before;
   }
 
   static void unmap(Block* block) {
-    munmap(block->data, block->size);
+    munmap(block->start, block->size + kPage);
     delete block;
   }
 
@@ -105,7 +114,7 @@ class Cache final : public c10::Allocator {
 
   static void give_back(void* context) {
     Block* block = static_cast<Block*>(context);
-    c10::profiledCPUMemoryReporter().Delete(block->data);
+    c10::profiledCPUMemoryReporter().Delete(block->start + block->shift);
     Cache& cache = get();
     const std::unique_lock<std::mutex> lock(cache.mutex_, std::try_to_lock);
     if (!lock || block->size > cache.limit_) return unmap(block);
