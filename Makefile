@@ -9,6 +9,7 @@ BIN   := .venv/bin
 STAMP := .venv/.installed
 # Workers share the cores: more threads in each would only queue.
 QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+CPP   := $(wildcard src/musigma/ops/*/*.h src/musigma/ops/*/*.cpp tests/sanitize/*.cpp)
 QUICK := not slow and not large and not compile
 
 .DEFAULT_GOAL := help
@@ -26,9 +27,10 @@ ifeq ($(ARGS),)
 	@$(MAKE) --no-print-directory test-compile
 endif
 
-lint: $(STAMP) ## format check, lint, types, import contract, spelling
+lint: $(STAMP) ## formats, lint, types, import contract, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
@@ -57,6 +59,7 @@ test-sanitize: $(STAMP)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 	$(BIN)/ruff check --fix .
 
 # docs/images/report.png, taken anew

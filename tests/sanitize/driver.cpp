@@ -27,8 +27,8 @@ void expect(bool ok, const char* what, const char* detail, int64_t n) {
 }
 
 const DType kTypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16};
-const Activation kActivations[] = {Activation::kNone, Activation::kRelu, Activation::kSilu, Activation::kGelu,
-                                   Activation::kGeluTanh};
+const Activation kActivations[] = {
+    Activation::kNone, Activation::kRelu, Activation::kSilu, Activation::kGelu, Activation::kGeluTanh};
 const int64_t kSizes[] = {1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129, 1023, 1024, 1025};
 
 int64_t size_of(DType type) { return type == DType::kFloat64 ? 8 : type == DType::kFloat32 ? 4 : 2; }
@@ -63,13 +63,8 @@ float half_value(uint16_t h) {
 class Array {
  public:
   Array(DType type, int64_t n, int64_t shift = 0)
-      : type_(type),
-        n_(n),
-        before_(shift * size_of(type)),
-        after_(shift ? 64 : 0),
-        bytes_(n * size_of(type)),
-        block_((char*)malloc((size_t)(before_ + bytes_ + after_))),
-        data_(block_ + before_) {
+      : type_(type), n_(n), before_(shift * size_of(type)), after_(shift ? 64 : 0), bytes_(n * size_of(type)),
+        block_((char*)malloc((size_t)(before_ + bytes_ + after_))), data_(block_ + before_) {
     memset(block_, 0xff, (size_t)(before_ + bytes_ + after_));  // NaN in every type
   }
   ~Array() {
@@ -139,23 +134,24 @@ void rows(const Kernels& k, DType type, int64_t width, int64_t count, const Kind
   Array mean(DType::kFloat64, count), rstd(DType::kFloat64, count);
   x.random(kind.mean, kind.scale), residual.random(0, kind.scale), weight.random(0, 1), bias.random(0, 1);
   const void *w = weighted ? weight.data() : nullptr, *b = biased ? bias.data() : nullptr;
-  const RowNorm a{.type = type,
-                  .parameter_type = parameter,
-                  .width = width,
-                  .x = x.data(),
-                  .x_stride = stride,
-                  .residual = extra ? residual.data() : nullptr,
-                  .residual_stride = stride,
-                  .sum = extra ? sum.data() : nullptr,
-                  .weight = w,
-                  .bias = b,
-                  .y = y.data(),
-                  .mean = mean.doubles(),
-                  .rstd = rstd.doubles(),
-                  .eps = 1e-5 * kind.scale * kind.scale,
-                  .center = center,
-                  .activation = act,
-                  .stream = extra};
+  const RowNorm a{
+      .type = type,
+      .parameter_type = parameter,
+      .width = width,
+      .x = x.data(),
+      .x_stride = stride,
+      .residual = extra ? residual.data() : nullptr,
+      .residual_stride = stride,
+      .sum = extra ? sum.data() : nullptr,
+      .weight = w,
+      .bias = b,
+      .y = y.data(),
+      .mean = mean.doubles(),
+      .rstd = rstd.doubles(),
+      .eps = 1e-5 * kind.scale * kind.scale,
+      .center = center,
+      .activation = act,
+      .stream = extra};
   k.row_norm(a, 0, count);
   expect(y.finite() && mean.finite() && rstd.finite(), "row_norm", "not finite", width);
   expect(!extra || sum.finite(), "row_norm", "the sum is not finite", width);
@@ -165,38 +161,40 @@ void rows(const Kernels& k, DType type, int64_t width, int64_t count, const Kind
   for (const bool summed : {false, true}) {
     const int64_t block = 32, blocks = (count + block - 1) / block;
     Array sums(DType::kFloat64, blocks * kSumsPerColumn * width);
-    const RowNormBackward d{.type = type,
-                            .parameter_type = parameter,
-                            .rows = count,
-                            .width = width,
-                            .dy = dy.data(),
-                            .dy_stride = stride,
-                            .dsum = extra ? dsum.data() : nullptr,
-                            .dsum_stride = stride,
-                            .x = extra ? sum.data() : x.data(),
-                            .x_stride = extra ? width : stride,
-                            .weight = w,
-                            .bias = b,
-                            .mean = mean.doubles(),
-                            .rstd = rstd.doubles(),
-                            .dx = summed && width % 2 ? nullptr : dx.data(),
-                            .center = center,
-                            .activation = act,
-                            .stream = extra,
-                            .block_rows = block,
-                            .sums = summed ? sums.doubles() : nullptr};
+    const RowNormBackward d{
+        .type = type,
+        .parameter_type = parameter,
+        .rows = count,
+        .width = width,
+        .dy = dy.data(),
+        .dy_stride = stride,
+        .dsum = extra ? dsum.data() : nullptr,
+        .dsum_stride = stride,
+        .x = extra ? sum.data() : x.data(),
+        .x_stride = extra ? width : stride,
+        .weight = w,
+        .bias = b,
+        .mean = mean.doubles(),
+        .rstd = rstd.doubles(),
+        .dx = summed && width % 2 ? nullptr : dx.data(),
+        .center = center,
+        .activation = act,
+        .stream = extra,
+        .block_rows = block,
+        .sums = summed ? sums.doubles() : nullptr};
     k.row_norm_backward(d, 0, blocks);
     for (int64_t which = 0; summed && which < 2; which++)
       for (const DType to : kTypes) {
         Array out(to, width, 1);
-        k.fold_sums({.blocks = blocks,
-                     .width = width,
-                     .sums = sums.doubles(),
-                     .which = which,
-                     .out_type = to,
-                     .out = out.data(),
-                     .low = is_double(type)},
-                    0, width);
+        k.fold_sums(
+            {.blocks = blocks,
+             .width = width,
+             .sums = sums.doubles(),
+             .which = which,
+             .out_type = to,
+             .out = out.data(),
+             .low = is_double(type)},
+            0, width);
         expect(out.finite() || to == DType::kFloat16, "fold_sums", "not finite", width);
       }
     expect(dx.finite() || type == DType::kFloat16, "row_norm_backward", "not finite", width);
@@ -213,50 +211,55 @@ void channels(const Kernels& k, const Channels& l, const Kind& kind, bool wide, 
   Array part_mean(DType::kFloat64, p.count() * C), part_m2(DType::kFloat64, p.count() * C);
   Array mean(DType::kFloat64, C), m2(DType::kFloat64, C), pivot(DType::kFloat64, C), rstd(DType::kFloat64, C);
   x.random(kind.mean, kind.scale), add.random(0, 1), dy.random(0, 1), pivot.random(kind.mean, kind.scale);
-  k.channel_moments({.layout = l,
-                     .parts = p,
-                     .wide = wide,
-                     .x = x.data(),
-                     .pivot = from ? pivot.doubles() : nullptr,
-                     .mean = part_mean.doubles(),
-                     .m2 = part_m2.doubles()},
-                    0, units(l, p));
-  k.join_moments({.layout = l,
-                  .parts = p,
-                  .part_mean = part_mean.doubles(),
-                  .part_m2 = part_m2.doubles(),
-                  .mean = mean.doubles(),
-                  .m2 = m2.doubles()},
-                 0, C);
+  k.channel_moments(
+      {.layout = l,
+       .parts = p,
+       .wide = wide,
+       .x = x.data(),
+       .pivot = from ? pivot.doubles() : nullptr,
+       .mean = part_mean.doubles(),
+       .m2 = part_m2.doubles()},
+      0, units(l, p));
+  k.join_moments(
+      {.layout = l,
+       .parts = p,
+       .part_mean = part_mean.doubles(),
+       .part_m2 = part_m2.doubles(),
+       .mean = mean.doubles(),
+       .m2 = m2.doubles()},
+      0, C);
   expect(mean.finite() && m2.finite(), "channel_moments", "not finite", n);
-  k.roots({.square = m2.doubles(),
-           .count = (double)(l.outer * l.inner),
-           .eps = 1e-5 * kind.scale * kind.scale,
-           .rstd = rstd.doubles()},
-          C);
+  k.roots(
+      {.square = m2.doubles(),
+       .count = (double)(l.outer * l.inner),
+       .eps = 1e-5 * kind.scale * kind.scale,
+       .rstd = rstd.doubles()},
+      C);
 
   Array weight(DType::kFloat64, C), bias(DType::kFloat64, C), rest(DType::kFloat64, C);
   Array first(coefficient, C, 1), scale(coefficient, C), shift(coefficient, C), roots(coefficient, C, 1);
   weight.random(0, 1), bias.random(0, 1);
-  k.channel_coefficients({.wide = wide,
-                          .mean = from ? pivot.doubles() : mean.doubles(),
-                          .offset = from ? mean.doubles() : nullptr,
-                          .rstd = rstd.doubles(),
-                          .weight = weight.doubles(),
-                          .bias = bias.doubles(),
-                          .first = first.data(),
-                          .scale = scale.data(),
-                          .shift = shift.data(),
-                          .out_rstd = roots.data(),
-                          .rest = rest.doubles()},
-                         C);
-  Coefficients at{.wide = wide,
-                  .first = first.data(),
-                  .scale = scale.data(),
-                  .shift = shift.data(),
-                  .rstd = roots.data(),
-                  .slope = nullptr,
-                  .offset = nullptr};
+  k.channel_coefficients(
+      {.wide = wide,
+       .mean = from ? pivot.doubles() : mean.doubles(),
+       .offset = from ? mean.doubles() : nullptr,
+       .rstd = rstd.doubles(),
+       .weight = weight.doubles(),
+       .bias = bias.doubles(),
+       .first = first.data(),
+       .scale = scale.data(),
+       .shift = shift.data(),
+       .out_rstd = roots.data(),
+       .rest = rest.doubles()},
+      C);
+  Coefficients at{
+      .wide = wide,
+      .first = first.data(),
+      .scale = scale.data(),
+      .shift = shift.data(),
+      .rstd = roots.data(),
+      .slope = nullptr,
+      .offset = nullptr};
   const int64_t lines = l.inner == 1 ? l.outer : l.outer * C;
   const void* added = extra ? add.data() : nullptr;
   k.channel_affine(
@@ -267,36 +270,39 @@ void channels(const Kernels& k, const Channels& l, const Kind& kind, bool wide, 
   for (const bool with_x : {true, false}) {
     if (!with_x && act != Activation::kNone) continue;
     Array sums(DType::kFloat64, p.count() * 2 * C), joined(DType::kFloat64, 2 * C);
-    k.channel_sums({.layout = l,
-                    .parts = p,
-                    .dy = dy.data(),
-                    .x = with_x ? x.data() : nullptr,
-                    .add = added,
-                    .g = kept ? g.data() : nullptr,
-                    .at = at,
-                    .activation = act,
-                    .sums = sums.doubles()},
-                   0, units(l, p));
+    k.channel_sums(
+        {.layout = l,
+         .parts = p,
+         .dy = dy.data(),
+         .x = with_x ? x.data() : nullptr,
+         .add = added,
+         .g = kept ? g.data() : nullptr,
+         .at = at,
+         .activation = act,
+         .sums = sums.doubles()},
+        0, units(l, p));
     k.join_sums({.parts = p.count(), .width = 2 * C, .sums = sums.doubles(), .out = joined.doubles()}, 0, 2 * C);
     expect(joined.finite(), "channel_sums", "not finite", n);
     Array slope(coefficient, C), offset(coefficient, C);
-    k.channel_slopes({.wide = wide,
-                      .rstd = rstd.doubles(),
-                      .rest = rest.doubles(),
-                      .mean_g = joined.doubles(),
-                      .mean_product = joined.doubles() + C,
-                      .slope = slope.data(),
-                      .offset = offset.data()},
-                     C);
+    k.channel_slopes(
+        {.wide = wide,
+         .rstd = rstd.doubles(),
+         .rest = rest.doubles(),
+         .mean_g = joined.doubles(),
+         .mean_product = joined.doubles() + C,
+         .slope = slope.data(),
+         .offset = offset.data()},
+        C);
     if (with_x) at.slope = slope.data(), at.offset = offset.data();
-    k.channel_gradient({.layout = l,
-                        .dy = kept ? g.data() : dy.data(),
-                        .x = x.data(),
-                        .dx = dx.data(),
-                        .at = at,
-                        .activation = kept ? Activation::kNone : act,
-                        .stream = extra},
-                       0, lines);
+    k.channel_gradient(
+        {.layout = l,
+         .dy = kept ? g.data() : dy.data(),
+         .x = x.data(),
+         .dx = dx.data(),
+         .at = at,
+         .activation = kept ? Activation::kNone : act,
+         .stream = extra},
+        0, lines);
     expect(dx.finite() || kind.scale < 1, "channel_gradient", "not finite", n);
     at.slope = at.offset = nullptr;
   }
@@ -311,11 +317,12 @@ void masked(const Kernels& k, const Channels& l, int varies, bool bytes) {
   uint8_t* flags = (uint8_t*)malloc((size_t)count);
   Array doubles(DType::kFloat64, count);
   for (int64_t i = 0; i < count; i++) flags[i] = uniform() > 0, doubles.set(i, flags[i] ? 1 + uniform() : 0);
-  const Weights w{.data = bytes ? (const void*)flags : doubles.data(),
-                  .bytes = bytes,
-                  .outer = varies & 4 ? channel * inner : 0,
-                  .channel = varies & 2 ? inner : 0,
-                  .inner = varies & 1 ? 1 : 0};
+  const Weights w{
+      .data = bytes ? (const void*)flags : doubles.data(),
+      .bytes = bytes,
+      .outer = varies & 4 ? channel * inner : 0,
+      .channel = varies & 2 ? inner : 0,
+      .inner = varies & 1 ? 1 : 0};
   const Parts p = parts_of(l);
   Array x(l.type, n, 1), dx(l.type, n, 1);
   x.random(1, 1);
@@ -326,37 +333,40 @@ void masked(const Kernels& k, const Channels& l, int varies, bool bytes) {
   Array pivot(DType::kFloat64, C), parts(DType::kFloat64, 3 * p.count() * C), joined(DType::kFloat64, 3 * C);
   double *part = parts.doubles(), *out = joined.doubles();
   const int64_t each = p.count() * C;
-  const MaskedMoments a{.layout = l,
-                        .parts = p,
-                        .x = x.data(),
-                        .weights = w,
-                        .pivot = pivot.doubles(),
-                        .count = part,
-                        .mean = part + each,
-                        .m2 = part + 2 * each};
+  const MaskedMoments a{
+      .layout = l,
+      .parts = p,
+      .x = x.data(),
+      .weights = w,
+      .pivot = pivot.doubles(),
+      .count = part,
+      .mean = part + each,
+      .m2 = part + 2 * each};
   k.masked_pivots(a, 0, C);
   k.masked_moments(a, 0, units(l, p));
-  k.join_masked({.channels = C,
-                 .parts = p.count(),
-                 .pivot = pivot.doubles(),
-                 .part_count = part,
-                 .part_mean = part + each,
-                 .part_m2 = part + 2 * each,
-                 .count = out,
-                 .mean = out + C,
-                 .m2 = out + 2 * C},
-                0, C);
+  k.join_masked(
+      {.channels = C,
+       .parts = p.count(),
+       .pivot = pivot.doubles(),
+       .part_count = part,
+       .part_mean = part + each,
+       .part_m2 = part + 2 * each,
+       .count = out,
+       .mean = out + C,
+       .m2 = out + 2 * C},
+      0, C);
   expect(joined.finite(), "masked_moments", "not finite", n);
   Array slope(DType::kFloat64, C), shift(DType::kFloat64, C);
   slope.random(0, 1), shift.random(0, 1);
-  k.masked_gradient({.layout = l,
-                     .x = x.data(),
-                     .dx = dx.data(),
-                     .weights = w,
-                     .center = out + C,
-                     .slope = slope.doubles(),
-                     .shift = shift.doubles()},
-                    0, l.inner == 1 ? l.outer : l.outer * C);
+  k.masked_gradient(
+      {.layout = l,
+       .x = x.data(),
+       .dx = dx.data(),
+       .weights = w,
+       .center = out + C,
+       .slope = slope.doubles(),
+       .shift = shift.doubles()},
+      0, l.inner == 1 ? l.outer : l.outer * C);
   expect(dx.finite(), "masked_gradient", "not finite", n);
   free(flags);
 }
@@ -376,8 +386,9 @@ void all(const Kernels& k, DType type) {
       for (int options = 0; options < 4; options++) {
         const bool wide = options & 1, extra = options & 2;
         int turn = (int)size + options;
-        for (const Channels l : {Channels{type, 5, size, 1}, Channels{type, size + 2, 3, 1}, Channels{type, 3, 2, size},
-                                 Channels{type, 2, size, 3}, Channels{type, size, 3, 7}})
+        for (const Channels l :
+             {Channels{type, 5, size, 1}, Channels{type, size + 2, 3, 1}, Channels{type, 3, 2, size},
+              Channels{type, 2, size, 3}, Channels{type, size, 3, 7}})
           if (l.outer * l.inner > 1) channels(k, l, kind, wide, extra, kActivations[turn++ % 5]);
       }
     channels(k, {type, 2, 3, kPartValues + 5}, kind, false, true, Activation::kRelu);

@@ -46,8 +46,7 @@ inline Gradients backward(
     std::array<bool, 4> needs) {
   const rows::Call call(sum, n_dims, weight, bias, activation);
   if (!rows::fits(call, sum, mean, rstd) || !dy || !is_like(*dy, sum) || (dsum && !is_like(*dsum, sum)))
-    return backward_reference().call(
-        dy, dsum, sum, n_dims, weight, bias, mean, rstd, eps, center, activation, needs);
+    return backward_reference().call(dy, dsum, sum, n_dims, weight, bias, mean, rstd, eps, center, activation, needs);
   return rows::backward(
       call, *dy, dsum ? &*dsum : nullptr, sum, n_dims, weight, bias, mean, rstd, center,
       {needs[0] || needs[1], needs[2], needs[3]});
@@ -67,8 +66,8 @@ struct Op {
     auto [d, dweight, dbias] = backward_op().call(
         maybe(grads[0]), maybe(grads[1]), saved[0], n_dims, maybe(saved[1]), maybe(saved[2]), saved[3], saved[4], eps,
         center, name_of(activation), needs);
-    return {needs[0] ? d : Tensor(), needs[1] ? d : Tensor(), needs[2] ? dweight : Tensor(),
-            needs[3] ? dbias : Tensor()};
+    return {
+        needs[0] ? d : Tensor(), needs[1] ? d : Tensor(), needs[2] ? dweight : Tensor(), needs[3] ? dbias : Tensor()};
   }
 };
 
@@ -85,8 +84,7 @@ inline Result forward_autograd(
       },
       {n_dims, eps, center, (int64_t)kind},
       [&](Result& r) {
-        return std::array<Tensor, 5>{
-            std::get<1>(r), tensor(weight), tensor(bias), std::get<2>(r), std::get<3>(r)};
+        return std::array<Tensor, 5>{std::get<1>(r), tensor(weight), tensor(bias), std::get<2>(r), std::get<3>(r)};
       },
       [](Result& r) { return std::array<Tensor*, 2>{&std::get<0>(r), &std::get<1>(r)}; }, x, residual, weight, bias);
 }
@@ -96,8 +94,7 @@ inline Gradients backward_autograd(
     const MaybeTensor& weight, const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd, double eps, bool center,
     Name activation, std::array<bool, 4> needs) {
   if (has_tangent(dy, dsum, sum, weight, bias) || requires_grad(dy, dsum, sum, weight, bias))
-    return backward_reference().call(
-        dy, dsum, sum, n_dims, weight, bias, mean, rstd, eps, center, activation, needs);
+    return backward_reference().call(dy, dsum, sum, n_dims, weight, bias, mean, rstd, eps, center, activation, needs);
   at::AutoDispatchBelowADInplaceOrView below;
   return backward_op().redispatch(
       keys & c10::after_autograd_keyset, dy, dsum, sum, n_dims, weight, bias, mean, rstd, eps, center, activation,

@@ -8,8 +8,8 @@ namespace musigma::affine {
 
 using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Forward = Tensor(
-    const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, double, const MaybeTensor&, Name,
-    const MaybeTensor&);
+    const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, double, const MaybeTensor&,
+    Name, const MaybeTensor&);
 using Backward = Grads(
     const Tensor&, const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, double,
     const MaybeTensor&, Name, const MaybeTensor&, std::array<bool, 6>);
@@ -47,12 +47,14 @@ struct Given {
   const double* weight;
   Coefficient at;
 
-  Given(DType type, int64_t channels, const Tensor& mean, const Tensor& var, const MaybeTensor& weight, const MaybeTensor& bias,
-        double eps, Scratch& scratch)
+  Given(
+      DType type, int64_t channels, const Tensor& mean, const Tensor& var, const MaybeTensor& weight,
+      const MaybeTensor& bias, double eps, Scratch& scratch)
       : spread(spread_of(type, values_of(var, 1.0, channels, scratch), 1.0, eps, channels, scratch)),
         weight(values_of(weight, 1.0, channels, scratch)), at(channels, scratch) {
-    at.forward(spread.wide, Statistics{values_of(mean, 0.0, channels, scratch), nullptr}, spread.rstd, this->weight,
-               values_of(bias, 0.0, channels, scratch));
+    at.forward(
+        spread.wide, Statistics{values_of(mean, 0.0, channels, scratch), nullptr}, spread.rstd, this->weight,
+        values_of(bias, 0.0, channels, scratch));
   }
 };
 
@@ -82,7 +84,8 @@ inline Grads backward(
     std::array<bool, 6> needs) {
   DType type;
   Activation kind;
-  if (!supported(input, mean, var, weight, bias, add, mask, type) || !activation_of(activation, kind) || !is_like(grad, input))
+  if (!supported(input, mean, var, weight, bias, add, mask, type) || !activation_of(activation, kind) ||
+      !is_like(grad, input))
     return backward_reference().call(grad, input, mean, var, weight, bias, eps, add, activation, mask, needs);
   Scratch scratch;
   const Image given_x(input, type), x = seen(given_x, mask);
@@ -96,8 +99,9 @@ inline Grads backward(
   Tensor dadd = through_sum ? x.like() : needs[5] ? dy.clone() : none(input);
   if (through_sum || needs[1] || needs[2] || needs[3] || needs[4]) {
     const bool with_x = kind != Activation::kNone || needs[2] || needs[3];
-    const double* sum = run_sums(x, dy, given.at, rstd, scratch, {add ? more.const_data_ptr() : nullptr, kind},
-                                 through_sum ? dadd.mutable_data_ptr() : nullptr, with_x);
+    const double* sum = run_sums(
+        x, dy, given.at, rstd, scratch, {add ? more.const_data_ptr() : nullptr, kind},
+        through_sum ? dadd.mutable_data_ptr() : nullptr, with_x);
     const double* product = sum + channels;  // of g·x̂, after that of g
     double* values = scratch.take<double>(channels);
     const auto vector = [&](at::ScalarType to, auto f) {
@@ -106,7 +110,8 @@ inline Grads backward(
     };
     const auto parameter = parameter_type(input, weight);
     if (needs[1]) dmean = vector(mean.scalar_type(), [&](int64_t c) { return -w[c] * rstd[c] * sum[c]; });
-    if (needs[2]) dvar = vector(var.scalar_type(), [&](int64_t c) { return -0.5 * w[c] * rstd[c] * rstd[c] * product[c]; });
+    if (needs[2])
+      dvar = vector(var.scalar_type(), [&](int64_t c) { return -0.5 * w[c] * rstd[c] * rstd[c] * product[c]; });
     if (needs[3]) dweight = as_type(product, channels, parameter);
     if (needs[4]) dbias = as_type(sum, channels, parameter);
   }
@@ -115,7 +120,8 @@ inline Grads backward(
                      : run_gradient(x, dy.const_data_ptr(), given.at, kind);
   // What was replaced has no part in the result.
   if (needs[0] && !x.held.is_same(given_x.held)) dx = with_zeros(given_x, image_mask(*mask, given_x), dx);
-  return {std::move(dx), std::move(dmean), std::move(dvar), std::move(dweight), std::move(dbias), needs[5] ? std::move(dadd) : none(input)};
+  return {std::move(dx),      std::move(dmean), std::move(dvar),
+          std::move(dweight), std::move(dbias), needs[5] ? std::move(dadd) : none(input)};
 }
 
 struct Op {
@@ -133,7 +139,7 @@ struct Op {
     auto [dx, dmean, dvar, dweight, dbias, dadd] = backward_op().call(
         grads[0], saved[0], saved[1], saved[2], maybe(saved[3]), maybe(saved[4]), eps, maybe(saved[5]),
         name_of(activation), maybe(saved[6]), needs);
-    return {needs[0] ? dx : Tensor(), needs[1] ? dmean : Tensor(), needs[2] ? dvar : Tensor(),
+    return {needs[0] ? dx : Tensor(),      needs[1] ? dmean : Tensor(), needs[2] ? dvar : Tensor(),
             needs[3] ? dweight : Tensor(), needs[4] ? dbias : Tensor(), passed ? grads[0] : needs[5] ? dadd : Tensor()};
   }
 };
@@ -152,8 +158,9 @@ inline Tensor forward_autograd(
       },
       {eps, (int64_t)kind},
       [&](Tensor&) {
-        return std::array<Tensor, 7>{x, mean, var, tensor(weight), active ? tensor(bias) : Tensor(),
-                                     active ? tensor(add) : Tensor(), tensor(mask)};
+        return std::array<Tensor, 7>{
+            x,           mean, var, tensor(weight), active ? tensor(bias) : Tensor(), active ? tensor(add) : Tensor(),
+            tensor(mask)};
       },
       [](Tensor& y) { return std::array<Tensor*, 1>{&y}; }, x, mean, var, weight, bias, add);
 }

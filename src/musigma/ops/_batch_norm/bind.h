@@ -9,8 +9,8 @@ using Result = std::tuple<Tensor, Tensor, Tensor>;
 using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Forward = Result(const Tensor&, const MaybeTensor&, const MaybeTensor&, double, const MaybeTensor&, Name);
 using Backward = Grads(
-    const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, const Tensor&, const Tensor&,
-    double, Name, std::array<bool, 4>);
+    const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, const Tensor&,
+    const Tensor&, double, Name, std::array<bool, 4>);
 
 inline auto& forward_op() {
   static auto h = op<Forward>("musigma::batch_norm");
@@ -29,7 +29,8 @@ inline auto& backward_reference() {
   return h;
 }
 
-inline bool supported(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, const MaybeTensor& add, DType& type) {
+inline bool supported(
+    const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, const MaybeTensor& add, DType& type) {
   if (!enabled || !storage_type(x, type) || x.dim() < 2 || x.numel() == 0 || !is_add(add, x)) return false;
   const auto channels = x.sizes().slice(1, 1);
   return is_parameter(weight, channels) && is_parameter(bias, channels) && readable(weight) && readable(bias);
@@ -50,8 +51,7 @@ inline Result forward(
   const Statistics s = statistics(x, mean.mutable_data_ptr<double>(), m2.mutable_data_ptr<double>(), scratch);
   const auto [rstd, wide] = spread_of(type, s.m2, (double)x.count(), eps, channels, scratch);
   Coefficient at(channels, scratch);
-  at.forward(wide, s, rstd, values_of(weight, 1.0, channels, scratch),
-             values_of(bias, 0.0, channels, scratch));
+  at.forward(wide, s, rstd, values_of(weight, 1.0, channels, scratch), values_of(bias, 0.0, channels, scratch));
   Tensor y = run_affine(x, at, {add ? more.const_data_ptr() : nullptr, kind});
   return {std::move(y), std::move(mean), std::move(m2)};
 }
@@ -81,8 +81,9 @@ inline Grads backward(
   // What comes back through an activation behind a sum is the gradient of what was added, and the rest goes on from it.
   const bool through_sum = kind != Activation::kNone && add.has_value();
   Tensor dadd = through_sum ? x.like() : needs[3] ? dy.clone() : none(input);
-  const double* sum = run_sums(x, dy, at, rstd, scratch, {add ? more.const_data_ptr() : nullptr, kind},
-                               through_sum ? dadd.mutable_data_ptr() : nullptr);
+  const double* sum = run_sums(
+      x, dy, at, rstd, scratch, {add ? more.const_data_ptr() : nullptr, kind},
+      through_sum ? dadd.mutable_data_ptr() : nullptr);
   Tensor dx = none(input);
   if (needs[0]) {
     double *mean_g = scratch.take<double>(channels), *mean_product = scratch.take<double>(channels);
@@ -93,8 +94,9 @@ inline Grads backward(
                      : run_gradient(x, dy.const_data_ptr(), at, kind);
   }
   const auto parameter = parameter_type(input, weight);
-  return {std::move(dx), needs[1] ? as_type(sum + channels, channels, parameter) : none(input),
-          needs[2] ? as_type(sum, channels, parameter) : none(input), needs[3] ? std::move(dadd) : none(input)};
+  return {
+      std::move(dx), needs[1] ? as_type(sum + channels, channels, parameter) : none(input),
+      needs[2] ? as_type(sum, channels, parameter) : none(input), needs[3] ? std::move(dadd) : none(input)};
 }
 
 struct Op {
@@ -112,8 +114,11 @@ struct Op {
     auto [dx, dweight, dbias, dadd] = backward_op().call(
         grads[0], saved[0], maybe(saved[1]), maybe(saved[2]), maybe(saved[3]), saved[4], saved[5], eps,
         name_of(activation), needs);
-    return {needs[0] ? dx : Tensor(), needs[1] ? dweight : Tensor(), needs[2] ? dbias : Tensor(),
-            passed ? grads[0] : needs[3] ? dadd : Tensor()};
+    return {
+        needs[0] ? dx : Tensor(), needs[1] ? dweight : Tensor(), needs[2] ? dbias : Tensor(),
+        passed     ? grads[0]
+        : needs[3] ? dadd
+                   : Tensor()};
   }
 };
 
@@ -128,15 +133,20 @@ inline Result forward_autograd(
       [&] { return forward_op().redispatch(keys & c10::after_autograd_keyset, x, weight, bias, eps, add, activation); },
       {eps, (int64_t)kind},
       [&](Result& r) {
-        return std::array<Tensor, 6>{x, tensor(weight), active ? tensor(bias) : Tensor(), active ? tensor(add) : Tensor(),
-                                     std::get<1>(r), std::get<2>(r)};
+        return std::array<Tensor, 6>{x,
+                                     tensor(weight),
+                                     active ? tensor(bias) : Tensor(),
+                                     active ? tensor(add) : Tensor(),
+                                     std::get<1>(r),
+                                     std::get<2>(r)};
       },
       [](Result& r) { return std::array<Tensor*, 1>{&std::get<0>(r)}; }, x, weight, bias, add);
 }
 
 inline Grads backward_autograd(
     c10::DispatchKeySet keys, const Tensor& dy, const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-    const MaybeTensor& add, const Tensor& mean, const Tensor& m2, double eps, Name activation, std::array<bool, 4> needs) {
+    const MaybeTensor& add, const Tensor& mean, const Tensor& m2, double eps, Name activation,
+    std::array<bool, 4> needs) {
   if (has_tangent(dy, x, weight, bias, add) || requires_grad(dy, x, weight, bias, add))
     return backward_reference().call(dy, x, weight, bias, add, mean, m2, eps, activation, needs);
   at::AutoDispatchBelowADInplaceOrView below;

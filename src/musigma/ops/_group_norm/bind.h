@@ -8,8 +8,8 @@ namespace musigma::group_norm {
 using Result = std::tuple<Tensor, Tensor, Tensor>;
 using Forward = Result(const Tensor&, int64_t, const MaybeTensor&, const MaybeTensor&, double, Name);
 using Backward = Result(
-    const Tensor&, const Tensor&, int64_t, const MaybeTensor&, const MaybeTensor&, const Tensor&, const Tensor&, double, Name,
-    std::array<bool, 3>);
+    const Tensor&, const Tensor&, int64_t, const MaybeTensor&, const MaybeTensor&, const Tensor&, const Tensor&, double,
+    Name, std::array<bool, 3>);
 
 inline auto& forward_op() {
   static auto h = op<Forward>("musigma::group_norm");
@@ -65,7 +65,9 @@ struct Shape {
   double count() const { return (double)(width() * positions); }
   // A unit for arithmetic with one coefficient a channel, and for statistics: with channels last those are taken of
   // channels and then merged, else of whole groups.
-  Channels elements() const { return last ? Channels{type, positions, channels, 1} : Channels{type, 1, channels, positions}; }
+  Channels elements() const {
+    return last ? Channels{type, positions, channels, 1} : Channels{type, 1, channels, positions};
+  }
   Channels sets() const { return last ? elements() : Channels{type, 1, groups, width() * positions}; }
 };
 
@@ -73,14 +75,15 @@ struct Shape {
 struct Workspace {
   const Shape& s;
   Scratch scratch;
-  double *parts, *mean, *m2, *pivot;                    // of sets
-  double *group_pivot, *group_offset, *group_rstd;      // of groups
+  double *parts, *mean, *m2, *pivot;                      // of sets
+  double *group_pivot, *group_offset, *group_rstd;        // of groups
   double *first, *offset, *rstd, *mean_g, *mean_product;  // of channels
   Coefficient at;
 
   explicit Workspace(const Shape& s) : s(s), at(s.channels, scratch) {
     const Channels sets = s.sets(), elements = s.elements();
-    const int64_t of_sets = parts_of(sets).count() * sets.channels, of_elements = parts_of(elements).count() * s.channels;
+    const int64_t of_sets = parts_of(sets).count() * sets.channels,
+                  of_elements = parts_of(elements).count() * s.channels;
     const auto take = [&](int64_t n, auto&... arrays) { ((arrays = scratch.take<double>(n)), ...); };
     take(2 * std::max(of_sets, of_elements), parts);
     take(sets.channels, mean, m2, pivot);
@@ -95,12 +98,12 @@ struct Workspace {
     const bool in_two = s.type == DType::kFloat64;
     const int64_t each = l.channels / s.groups;
     if (in_two)
-      for (int64_t c = 0; c < l.channels; c++)
-        pivot[c] = ((const double*)x)[s.last ? c / each * each : c * l.inner];
+      for (int64_t c = 0; c < l.channels; c++) pivot[c] = ((const double*)x)[s.last ? c / each * each : c * l.inner];
     double* part_m2 = parts + p.count() * l.channels;
     const ChannelMoments a{l, p, false, x, in_two ? pivot : nullptr, parts, part_m2};
     const int64_t total = units(l, p);
-    parallel(total, s.channels * s.positions / total, [&](int64_t b, int64_t e) { kernels().channel_moments(a, b, e); });
+    parallel(
+        total, s.channels * s.positions / total, [&](int64_t b, int64_t e) { kernels().channel_moments(a, b, e); });
     kernels().join_moments({l, p, parts, part_m2, mean, m2}, 0, l.channels);
     for (int64_t g = 0; g < s.groups; g++) {
       double center = mean[g * each], square = m2[g * each];
@@ -127,8 +130,9 @@ struct Workspace {
     const bool fits = kernels().roots({m2s, s.count(), eps, group_rstd}, s.groups);
     spread(group_rstd, rstd), spread(in_two ? group_pivot : means, first);
     if (in_two) spread(group_offset, offset);
-    at.forward(in_two || !fits,
-               Statistics{first, nullptr, in_two ? first : nullptr, in_two ? offset : nullptr}, rstd, weight, bias);
+    at.forward(
+        in_two || !fits, Statistics{first, nullptr, in_two ? first : nullptr, in_two ? offset : nullptr}, rstd, weight,
+        bias);
   }
 
   // And those of the way back, by the sums of g and of g·x̂.
@@ -163,7 +167,8 @@ void for_units(const Shape& s, F f) {
 }
 
 inline Result forward(
-    const Tensor& input, int64_t groups, const MaybeTensor& weight, const MaybeTensor& bias, double eps, Name activation) {
+    const Tensor& input, int64_t groups, const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+    Name activation) {
   DType type;
   Activation kind;
   if (!supported(input, groups, weight, bias, type) || !activation_of(activation, kind))
@@ -210,8 +215,8 @@ inline Result backward(
   const bool streamed = streams(x.bytes());
   for_units(s, [&](Workspace& work, int64_t n) {
     const int64_t first = s.channel(n);
-    const double *means = mean_c.const_data_ptr<double>() + n * s.groups;
-    const double *m2s = m2_c.const_data_ptr<double>() + n * s.groups;
+    const double* means = mean_c.const_data_ptr<double>() + n * s.groups;
+    const double* m2s = m2_c.const_data_ptr<double>() + n * s.groups;
     // The saved mean is one double: float64 has to find its second part again.
     if (type == DType::kFloat64) work.statistics(from + n * s.bytes, work.mean_g, work.mean_product);
     work.coefficients(means, m2s, eps, w + first, b + first);
@@ -236,8 +241,9 @@ inline Result backward(
     total[c] = joined[at], total[channels + c] = joined[at + s.channels];
   }
   const auto parameter = parameter_type(input, weight);
-  return {std::move(dx), needs[1] ? as_type(total + channels, channels, parameter) : none(input),
-          needs[2] ? as_type(total, channels, parameter) : none(input)};
+  return {
+      std::move(dx), needs[1] ? as_type(total + channels, channels, parameter) : none(input),
+      needs[2] ? as_type(total, channels, parameter) : none(input)};
 }
 
 struct Op {
@@ -250,7 +256,8 @@ struct Op {
       const std::array<bool, kInputs>& needs) {
     const auto& [groups, eps, activation] = plain;
     auto [dx, dweight, dbias] = backward_op().call(
-        grads[0], saved[0], groups, maybe(saved[1]), maybe(saved[2]), saved[3], saved[4], eps, name_of(activation), needs);
+        grads[0], saved[0], groups, maybe(saved[1]), maybe(saved[2]), saved[3], saved[4], eps, name_of(activation),
+        needs);
     return {needs[0] ? dx : Tensor(), needs[1] ? dweight : Tensor(), needs[2] ? dbias : Tensor()};
   }
 };
@@ -262,18 +269,21 @@ inline Result forward_autograd(
   if (has_tangent(x, weight, bias) || !activation_of(activation, kind))
     return reference().call(x, groups, weight, bias, eps, activation);
   return record<Op>(
-      [&] { return forward_op().redispatch(keys & c10::after_autograd_keyset, x, groups, weight, bias, eps, activation); },
+      [&] {
+        return forward_op().redispatch(keys & c10::after_autograd_keyset, x, groups, weight, bias, eps, activation);
+      },
       {groups, eps, (int64_t)kind},
       [&](Result& r) {
-        return std::array<Tensor, 5>{x, tensor(weight), kind != Activation::kNone ? tensor(bias) : Tensor(), std::get<1>(r),
-                                     std::get<2>(r)};
+        return std::array<Tensor, 5>{
+            x, tensor(weight), kind != Activation::kNone ? tensor(bias) : Tensor(), std::get<1>(r), std::get<2>(r)};
       },
       [](Result& r) { return std::array<Tensor*, 1>{&std::get<0>(r)}; }, x, weight, bias);
 }
 
 inline Result backward_autograd(
     c10::DispatchKeySet keys, const Tensor& dy, const Tensor& x, int64_t groups, const MaybeTensor& weight,
-    const MaybeTensor& bias, const Tensor& mean, const Tensor& m2, double eps, Name activation, std::array<bool, 3> needs) {
+    const MaybeTensor& bias, const Tensor& mean, const Tensor& m2, double eps, Name activation,
+    std::array<bool, 3> needs) {
   if (has_tangent(dy, x, weight, bias) || requires_grad(dy, x, weight, bias))
     return backward_reference().call(dy, x, groups, weight, bias, mean, m2, eps, activation, needs);
   at::AutoDispatchBelowADInplaceOrView below;

@@ -152,14 +152,15 @@ inline Tensor gradient(
     wide = wide || std::abs(b[c]) > 0x1p50 || (b[c] != 0 && std::abs(b[c]) < 0x1p-50);
   }
   Coefficient at(channels, scratch);
-  at.forward(wide, Statistics{values_of(mean, 0.0, channels, scratch), nullptr},
-             values_of(std::nullopt, 1.0, channels, scratch), slope.data(), shift.data());
+  at.forward(
+      wide, Statistics{values_of(mean, 0.0, channels, scratch), nullptr},
+      values_of(std::nullopt, 1.0, channels, scratch), slope.data(), shift.data());
   return run_affine(x, at);
 }
 
 inline Tensor backward(
-    const MaybeTensor& dmean, const MaybeTensor& dm2, const Tensor& input, at::IntArrayRef dims, const MaybeTensor& mask,
-    const Tensor& count, const Tensor& mean, std::array<bool, 1> needs) {
+    const MaybeTensor& dmean, const MaybeTensor& dm2, const Tensor& input, at::IntArrayRef dims,
+    const MaybeTensor& mask, const Tensor& count, const Tensor& mean, std::array<bool, 1> needs) {
   DType type;
   std::vector<bool> gone;
   const auto slow = [&] { return backward_reference().call(dmean, dm2, input, dims, mask, count, mean, needs); };

@@ -31,13 +31,13 @@ template <>
 struct Approximation<float> {
   static constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
   static constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 1.42860677e-06f;  // high · n is exact
-  static constexpr float kSmallest = -87.0f;  // e^x is still normal
+  static constexpr float kSmallest = -87.0f;                                  // e^x is still normal
   static constexpr int kMantissa = 23, kBias = 127;
   static constexpr float kExp[] = {0.5f, 0.166665763f, 0.0416664667f, 0.00836318173f, 0.00139336521f};
   static constexpr float kMillsCenter = 4.0f;
-  static constexpr float kMills[] = {0.755285144f,    -0.607896626f,   0.387136638f,   -0.186522767f, 0.0604069903f,
-                                     -0.00752836652f, -0.00352625246f, 0.00157028204f, 0.00019919379f,
-                                     -0.000120822122f};
+  static constexpr float kMills[] = {0.755285144f,   -0.607896626f,   0.387136638f,    -0.186522767f,
+                                     0.0604069903f,  -0.00752836652f, -0.00352625246f, 0.00157028204f,
+                                     0.00019919379f, -0.000120822122f};
 };
 
 template <>
@@ -46,17 +46,17 @@ struct Approximation<double> {
   static constexpr double kLn2High = 0x1.62e42fefa2000p-1, kLn2Low = 7.3710025651677989e-13;
   static constexpr double kSmallest = -708.0;
   static constexpr int kMantissa = 52, kBias = 1023;
-  static constexpr double kExp[] = {0.50000000000000011,    0.16666666666666671,    0.041666666666624122,
-                                    0.0083333333333261341,  0.0013888888917215586,  0.00019841269874822307,
-                                    2.4801521293463862e-05, 2.755725539833871e-06,  2.7620089481954589e-07,
+  static constexpr double kExp[] = {0.50000000000000011,    0.16666666666666671,   0.041666666666624122,
+                                    0.0083333333333261341,  0.0013888888917215586, 0.00019841269874822307,
+                                    2.4801521293463862e-05, 2.755725539833871e-06, 2.7620089481954589e-07,
                                     2.5105217695684516e-08};
   static constexpr double kMillsCenter = 5.0;
   static constexpr double kMills[] = {
-      0.76919304975006297,     -0.66538250289005663,    0.4953056159699748,      -0.31353315667130865,
-      0.16502036617046686,     -0.069118638706165109,   0.020795066798258335,    -0.0029933767729504275,
-      -0.00079786938224585355, 0.0005448990879468571,   -5.9375820046037402e-05, -4.9762947974289855e-05,
-      1.6681525249555708e-05,  3.9813870412999551e-06,  -2.7698911941100372e-06, -3.37723782856099e-07,
-      4.3381165667204734e-07,  4.3822451173418007e-08,  -6.6167998696264411e-08, -1.0517063176986913e-08,
+      0.76919304975006297,     -0.66538250289005663,   0.4953056159699748,      -0.31353315667130865,
+      0.16502036617046686,     -0.069118638706165109,  0.020795066798258335,    -0.0029933767729504275,
+      -0.00079786938224585355, 0.0005448990879468571,  -5.9375820046037402e-05, -4.9762947974289855e-05,
+      1.6681525249555708e-05,  3.9813870412999551e-06, -2.7698911941100372e-06, -3.37723782856099e-07,
+      4.3381165667204734e-07,  4.3822451173418007e-08, -6.6167998696264411e-08, -1.0517063176986913e-08,
       7.4562581396121121e-09,  2.1523045093548758e-09};
 };
 
@@ -162,8 +162,9 @@ MUSIGMA_INLINE Lanes<A> slope(Lanes<A> z) {
   } else if constexpr (K == Activation::kGeluTanh) {
     const Lanes<A> held = clamp<A>(z, (A)kFlat), square = held * held;
     const Lanes<A> linear = splat<A>((A)kTanhLinear);
-    return logistic_slope<A>(held, held * madd<A>(square, splat<A>((A)kTanhCubic), linear),
-                             madd<A>(square, splat<A>((A)(3 * kTanhCubic)), linear));
+    return logistic_slope<A>(
+        held, held * madd<A>(square, splat<A>((A)kTanhCubic), linear),
+        madd<A>(square, splat<A>((A)(3 * kTanhCubic)), linear));
   } else {
     return one;
   }

@@ -54,12 +54,13 @@ struct Pieces {
         block(begin / p.chunks / l.channels) {}
   Piece next() {
     const int64_t row = block * p.rows, value = chunk * p.values;
-    const Piece piece{(row * l.channels + channel) * l.inner + value,
-                      row + p.rows < l.outer ? p.rows : l.outer - row,
-                      value + p.values < l.inner ? p.values : l.inner - value,
-                      l.channels * l.inner,
-                      block * p.chunks + chunk,
-                      channel};
+    const Piece piece{
+        (row * l.channels + channel) * l.inner + value,
+        row + p.rows < l.outer ? p.rows : l.outer - row,
+        value + p.values < l.inner ? p.values : l.inner - value,
+        l.channels * l.inner,
+        block * p.chunks + chunk,
+        channel};
     if (++chunk == p.chunks) {
       chunk = 0;
       if (++channel == l.channels) channel = 0, block++;

@@ -18,10 +18,10 @@ void add_kernels() {
     return std::make_unique<torch::Library>(torch::Library::IMPL, "musigma", key, __FILE__, __LINE__);
   };
   auto cpu = library(c10::DispatchKey::CPU), autograd = library(c10::DispatchKey::AutogradCPU);
-#define MUSIGMA_ADD(name)                                    \
-  cpu->impl(#name, musigma::name::forward);                  \
-  cpu->impl(#name "_backward", musigma::name::backward);     \
-  autograd->impl(#name, musigma::name::forward_autograd);    \
+#define MUSIGMA_ADD(name)                                 \
+  cpu->impl(#name, musigma::name::forward);               \
+  cpu->impl(#name "_backward", musigma::name::backward);  \
+  autograd->impl(#name, musigma::name::forward_autograd); \
   autograd->impl(#name "_backward", musigma::name::backward_autograd);
   MUSIGMA_OPS(MUSIGMA_ADD)
   cpu->impl("running_update_", musigma::running::update);
@@ -76,8 +76,9 @@ PyObject* takes(PyObject*, PyObject* x) {
   const Tensor& t = THPVariable_Unpack(x);
   musigma::DType type;
   // A trace is for a process that may not have these kernels.
-  return PyBool_FromLong(t.is_cpu() && t.layout() == at::kStrided && musigma::storage_type(t, type) &&
-                         !at::tracer::impl::is_dispatch_enabled());
+  return PyBool_FromLong(
+      t.is_cpu() && t.layout() == at::kStrided && musigma::storage_type(t, type) &&
+      !at::tracer::impl::is_dispatch_enabled());
 }
 
 PyObject* level(PyObject*, PyObject*) { return PyUnicode_FromString(musigma::kernels().level); }
@@ -108,16 +109,17 @@ PyCFunction fast(F f) {
 PyMethodDef methods[] = {
 #define MUSIGMA_ENTRY(name) {#name, fast(entry<musigma::name::forward_op>), METH_FASTCALL, "the op, positionally"},
     MUSIGMA_ENTRIES(MUSIGMA_ENTRY)
-#define MUSIGMA_CALL(name) {"call_" #name, fast(called<musigma::calls::name>), METH_FASTCALL, \
-                            "ms.functional's arguments, positionally -> its result, or None: not a plain call"},
-    MUSIGMA_CALLS(MUSIGMA_CALL)
-    {"takes", takes, METH_O, "(x) -> bool: whether the kernels take this tensor"},
+#define MUSIGMA_CALL(name)                                           \
+  {"call_" #name, fast(called<musigma::calls::name>), METH_FASTCALL, \
+   "ms.functional's arguments, positionally -> its result, or None: not a plain call"},
+        MUSIGMA_CALLS(MUSIGMA_CALL){"takes", takes, METH_O, "(x) -> bool: whether the kernels take this tensor"},
     {"enable", enable, METH_O, "(on) -> None: whether the kernels or the references run"},
     {"set_cache_limit", set_cache_limit, METH_O, "(bytes) -> None: how much memory of freed results is kept"},
     {"empty_cache", empty_cache, METH_NOARGS, "() -> None: gives back what is kept"},
     {"memory_cached", memory_cached, METH_NOARGS, "() -> int: bytes kept"},
     {"level", level, METH_NOARGS, "() -> str: the CPU level that was chosen"},
-    {"levels", levels, METH_NOARGS, "() -> dict: the levels there are, the lowest first, and whether this CPU runs them"},
+    {"levels", levels, METH_NOARGS,
+     "() -> dict: the levels there are, the lowest first, and whether this CPU runs them"},
     {"use_level", use_level, METH_O, "(level) -> bool: whether it could be chosen"},
     {nullptr, nullptr, 0, nullptr},
 };

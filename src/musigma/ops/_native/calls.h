@@ -170,9 +170,8 @@ inline PyObject* batch_norm(PyObject* const* values, Py_ssize_t count) {
   if (mean.has_value() != var.has_value() || (mean && !(is_running(mean, x) && is_running(var, x)))) Py_RETURN_NONE;
   if (!training) {
     if (!mean || !(eps >= 0) || !possible(*mean, *var)) Py_RETURN_NONE;
-    return unlocked([&] {
-      return affine::forward_op().call(x, *mean, *var, weight, bias, eps, add, activation, std::nullopt);
-    });
+    return unlocked(
+        [&] { return affine::forward_op().call(x, *mean, *var, weight, bias, eps, add, activation, std::nullopt); });
   }
   const int64_t each = x.numel() / x.size(1);
   if (!(eps > 0) || each < 2 || (mean && !momentum && !tracked)) Py_RETURN_NONE;

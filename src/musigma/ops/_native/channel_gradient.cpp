@@ -34,9 +34,7 @@ void gradient_along(const ChannelGradient& a, int64_t begin, int64_t end, F f) {
     } else if constexpr (F::kNone) {
       each<A>(n, dx, a.stream, [&](int64_t i, auto part) { return load<A>(dy + i, part) * scale; });
     } else {
-      each<A>(n, dx, a.stream, [&](int64_t i, auto part) {
-        return up(i, part, load<A>(x + i, part) - first) * scale;
-      });
+      each<A>(n, dx, a.stream, [&](int64_t i, auto part) { return up(i, part, load<A>(x + i, part) - first) * scale; });
     }
   }
 }

@@ -20,8 +20,7 @@ template <class A, class T>
 inline A pivot_of(const T* x, const Piece& p) {
   const A start = one<A>(x + p.offset);
   A sum = 0;
-  for (int64_t k = 1; k < 4; k++)
-    sum += one<A>(x + p.offset + k * p.rows / 4 * p.stride + k * p.n / 4) - start;
+  for (int64_t k = 1; k < 4; k++) sum += one<A>(x + p.offset + k * p.rows / 4 * p.stride + k * p.n / 4) - start;
   return start + sum * (A)0.25;
 }
 
@@ -208,7 +207,8 @@ void panel_moments(const Panel<T>& p, const double* from, double* mean, double* 
         const double center = from ? (double)pivot[c] : mean[c];
         pivot[c] = (A)center, second[c] = (A)(from ? mean[c] : center - (double)(A)center);
       }
-      panel_squares<A>(Panel<T>{p.x + begin, p.rows, p.stride, end - begin}, pivot + begin, second + begin, squares + begin);
+      panel_squares<A>(
+          Panel<T>{p.x + begin, p.rows, p.stride, end - begin}, pivot + begin, second + begin, squares + begin);
       for (int64_t c = begin; c < end; c++) m2[c] = squares[c];
     });
   if constexpr (sizeof(A) == 4) {
@@ -228,8 +228,9 @@ void moments_across(const ChannelMoments& a, int64_t begin, int64_t end) {
     const int64_t row = u * a.parts.rows;
     const int64_t rows = row + a.parts.rows < a.layout.outer ? a.parts.rows : a.layout.outer - row;
     for (int64_t j = 0; j < C; j += kPanel)
-      panel_moments<A>(Panel<T>{(const T*)a.x + row * C + j, rows, C, j + kPanel < C ? kPanel : C - j},
-                       a.pivot ? a.pivot + j : nullptr, a.mean + u * C + j, a.m2 + u * C + j);
+      panel_moments<A>(
+          Panel<T>{(const T*)a.x + row * C + j, rows, C, j + kPanel < C ? kPanel : C - j},
+          a.pivot ? a.pivot + j : nullptr, a.mean + u * C + j, a.m2 + u * C + j);
   }
 }
 

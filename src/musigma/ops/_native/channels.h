@@ -131,8 +131,9 @@ class Coefficient {
   void forward(bool wide, const Statistics& s, const double* rstd, const double* weight, const double* bias) {
     wide_ = wide, with_slope_ = false;
     const double* first = s.pivot ? s.pivot : s.mean;
-    kernels().channel_coefficients({wide_, first, s.pivot ? s.offset : nullptr, rstd, weight, bias, array(1), array(2),
-                                    array(3), array(4), data_}, channels_);
+    kernels().channel_coefficients(
+        {wide_, first, s.pivot ? s.offset : nullptr, rstd, weight, bias, array(1), array(2), array(3), array(4), data_},
+        channels_);
   }
   // For the way back through the statistics, given the means of w·g and of w·g·x̂ over what has them in common.
   void backward(const double* rstd, const double* mean_g, const double* mean_product) {
@@ -175,18 +176,21 @@ struct Epilogue {
 
 inline Tensor run_affine(const Image& x, const Coefficient& at, const Epilogue& after = {}) {
   Tensor y = x.like();
-  const ChannelAffine a{x.layout, x.data(), after.add, y.mutable_data_ptr(), at.get(), after.activation, streams(x.bytes())};
+  const ChannelAffine a{x.layout, x.data(),         after.add,         y.mutable_data_ptr(),
+                        at.get(), after.activation, streams(x.bytes())};
   over_lines(x.layout, [&](int64_t b, int64_t e) { kernels().channel_affine(a, b, e); });
   return y;
 }
 
 // The sums of g, and of g·x̂ (of none if x is not looked at), of all channels: (2, channels). With `g` that is kept too.
-inline double* run_sums(const Image& x, const Tensor& dy, const Coefficient& at, const double* rstd, Scratch& scratch,
-                        const Epilogue& after = {}, void* g = nullptr, bool with_x = true) {
+inline double* run_sums(
+    const Image& x, const Tensor& dy, const Coefficient& at, const double* rstd, Scratch& scratch,
+    const Epilogue& after = {}, void* g = nullptr, bool with_x = true) {
   const Channels& l = x.layout;
   const Parts parts = parts_of(l);
   double* held = scratch.take<double>(parts.count() * 2 * l.channels);
-  const ChannelSums a{l, parts, dy.const_data_ptr(), with_x ? x.data() : nullptr, after.add, g, at.get(), after.activation, held};
+  const ChannelSums a{
+      l, parts, dy.const_data_ptr(), with_x ? x.data() : nullptr, after.add, g, at.get(), after.activation, held};
   const int64_t total = units(l, parts);
   parallel(total, 2 * x.held.numel() / total, [&](int64_t b, int64_t e) { kernels().channel_sums(a, b, e); });
   double* out = scratch.take<double>(2 * l.channels);

@@ -10,9 +10,9 @@ namespace {
 
 template <class A>
 void coefficients(const ChannelCoefficients& a, int64_t channels) {
-  const double *__restrict mean = a.mean, *__restrict rstd = a.rstd, *__restrict weight = a.weight;
-  const double *__restrict bias = a.bias, *__restrict offset = a.offset;
-  A *__restrict first = (A*)a.first, *__restrict scale = (A*)a.scale, *__restrict shift = (A*)a.shift;
+  const double* __restrict mean = a.mean, * __restrict rstd = a.rstd, * __restrict weight = a.weight;
+  const double* __restrict bias = a.bias, * __restrict offset = a.offset;
+  A* __restrict first = (A*)a.first, * __restrict scale = (A*)a.scale, * __restrict shift = (A*)a.shift;
   A* __restrict out_rstd = (A*)a.out_rstd;
   double* __restrict rest = a.rest;
   if (offset)
@@ -34,9 +34,9 @@ void coefficients(const ChannelCoefficients& a, int64_t channels) {
 // dx = rstd·(w·g - mean(w·g) - x̂·mean(w·g·x̂)), with x̂ = (x - first - rest)·rstd.
 template <class A>
 void slopes(const ChannelSlopes& a, int64_t channels) {
-  const double *__restrict rstd = a.rstd, *__restrict rest = a.rest;
-  const double *__restrict mean_g = a.mean_g, *__restrict mean_product = a.mean_product;
-  A *__restrict slope = (A*)a.slope, *__restrict offset = (A*)a.offset;
+  const double* __restrict rstd = a.rstd, * __restrict rest = a.rest;
+  const double* __restrict mean_g = a.mean_g, * __restrict mean_product = a.mean_product;
+  A* __restrict slope = (A*)a.slope, * __restrict offset = (A*)a.offset;
   for (int64_t c = 0; c < channels; c++) {
     const double s = -rstd[c] * rstd[c] * mean_product[c];
     slope[c] = (A)s, offset[c] = (A)(-rstd[c] * mean_g[c] - rest[c] * s);

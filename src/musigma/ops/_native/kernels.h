@@ -60,7 +60,7 @@ struct FoldSums {
   int64_t which;  // 0: the first of the two sums, 1: the second
   DType out_type;
   void* out;
-  bool low;         // whether the sums have low parts, as those of doubles do
+  bool low;  // whether the sums have low parts, as those of doubles do
 };
 
 // A dense tensor seen as (outer, channels, inner): batches of images with inner = the positions, or, with inner = 1,
@@ -213,27 +213,27 @@ struct ChannelSlopes {
 struct MaskedFinite {
   Channels layout;
   const void *x, *v;
-  void* y;        // may be v
+  void* y;         // may be v
   int32_t* found;  // set to 1 where there is such a value; with y null that is all
   Weights weights;
 };
 
 struct Kernels {
   const char* level;
-  void (*row_norm)(const RowNorm&, int64_t begin, int64_t end);                    // rows
+  void (*row_norm)(const RowNorm&, int64_t begin, int64_t end);                   // rows
   void (*row_norm_backward)(const RowNormBackward&, int64_t begin, int64_t end);  // blocks of rows
-  void (*fold_sums)(const FoldSums&, int64_t begin, int64_t end);                  // columns
-  void (*channel_moments)(const ChannelMoments&, int64_t begin, int64_t end);      // units, see channels.h
-  void (*join_moments)(const JoinMoments&, int64_t begin, int64_t end);            // channels
-  void (*join_sums)(const JoinSums&, int64_t begin, int64_t end);                  // columns
-  void (*channel_sums)(const ChannelSums&, int64_t begin, int64_t end);            // units
-  void (*channel_affine)(const ChannelAffine&, int64_t begin, int64_t end);        // rows of inner, or of channels
-  void (*channel_gradient)(const ChannelGradient&, int64_t begin, int64_t end);    // the same
-  void (*masked_pivots)(const MaskedMoments&, int64_t begin, int64_t end);         // channels
-  void (*masked_moments)(const MaskedMoments&, int64_t begin, int64_t end);        // units
-  void (*join_masked)(const JoinMasked&, int64_t begin, int64_t end);              // channels
-  void (*masked_gradient)(const MaskedGradient&, int64_t begin, int64_t end);      // as channel_gradient
-  void (*masked_finite)(const MaskedFinite&, int64_t begin, int64_t end);          // the same
+  void (*fold_sums)(const FoldSums&, int64_t begin, int64_t end);                 // columns
+  void (*channel_moments)(const ChannelMoments&, int64_t begin, int64_t end);     // units, see channels.h
+  void (*join_moments)(const JoinMoments&, int64_t begin, int64_t end);           // channels
+  void (*join_sums)(const JoinSums&, int64_t begin, int64_t end);                 // columns
+  void (*channel_sums)(const ChannelSums&, int64_t begin, int64_t end);           // units
+  void (*channel_affine)(const ChannelAffine&, int64_t begin, int64_t end);       // rows of inner, or of channels
+  void (*channel_gradient)(const ChannelGradient&, int64_t begin, int64_t end);   // the same
+  void (*masked_pivots)(const MaskedMoments&, int64_t begin, int64_t end);        // channels
+  void (*masked_moments)(const MaskedMoments&, int64_t begin, int64_t end);       // units
+  void (*join_masked)(const JoinMasked&, int64_t begin, int64_t end);             // channels
+  void (*masked_gradient)(const MaskedGradient&, int64_t begin, int64_t end);     // as channel_gradient
+  void (*masked_finite)(const MaskedFinite&, int64_t begin, int64_t end);         // the same
   void (*widen)(const Widen&, int64_t count);
   bool (*roots)(const Roots&, int64_t count);  // whether float32 can square such spreads and their inverses
   void (*channel_coefficients)(const ChannelCoefficients&, int64_t channels);

@@ -74,7 +74,9 @@ struct Piece {
       const T* p = x + r * x_step;
       const RowWeights<M, kEach> w{weights + r * weight_step};
       if (w.none()) continue;
-      const auto add = [&](int64_t i, auto part, Lanes<double>* acc) { body(load<double>(p + i, part), w(i, part), acc); };
+      const auto add = [&](int64_t i, auto part, Lanes<double>* acc) {
+        body(load<double>(p + i, part), w(i, part), acc);
+      };
       if (rows == 1) return reduce<double, S>(n, total, add);
       int64_t i = 0;
       for (; i + 2 * kWidth <= n; i += 2 * kWidth) add(i, All{}, even), add(i + kWidth, All{}, odd);
@@ -157,11 +159,14 @@ struct Panel {
 template <class T, class M, bool kEach>
 void panel_moments(const MaskedMoments& a, int64_t u, int64_t start, int64_t n) {
   const int64_t C = a.layout.channels, row = u * a.parts.rows;
-  const Panel<T, M, kEach> p{(const T*)a.x + row * C + start,
-                             (const M*)a.weights.data + row * a.weights.outer + start * a.weights.channel,
-                             a.pivot + start,
-                             row + a.parts.rows < a.layout.outer ? a.parts.rows : a.layout.outer - row,
-                             n, C, a.weights.outer};
+  const Panel<T, M, kEach> p{
+      (const T*)a.x + row * C + start,
+      (const M*)a.weights.data + row * a.weights.outer + start * a.weights.channel,
+      a.pivot + start,
+      row + a.parts.rows < a.layout.outer ? a.parts.rows : a.layout.outer - row,
+      n,
+      C,
+      a.weights.outer};
   double *count = a.count + u * C + start, *mean = a.mean + u * C + start, *m2 = a.m2 + u * C + start;
   for (int64_t j = 0; j < n; j++) count[j] = mean[j] = m2[j] = 0;
   p.template reduce_over<2>({count, mean}, [&](int64_t, auto, Lanes<double> d, Lanes<double> w, Lanes<double>* acc) {
@@ -210,7 +215,8 @@ void finite(const MaskedFinite& a, int64_t begin, int64_t end) {
     if (!kEach && !w.none() && !a.y) continue;
     if (a.y) {
       transform<double>(n, (T*)a.y + r * n, [&](int64_t i, auto part) {
-        return bad(load<double>(x + i, part), w(i, part)) ? Lanes<double>{} : load<double>((const T*)a.v + r * n + i, part);
+        return bad(load<double>(x + i, part), w(i, part)) ? Lanes<double>{}
+                                                          : load<double>((const T*)a.v + r * n + i, part);
       });
       continue;
     }

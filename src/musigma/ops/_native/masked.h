@@ -22,7 +22,9 @@ struct Mask {
   Tensor held;
   Weights weights;
 
-  Mask(const Tensor& mask, const Channels& layout, at::IntArrayRef order, at::IntArrayRef groups, at::IntArrayRef sizes) {
+  Mask(
+      const Tensor& mask, const Channels& layout, at::IntArrayRef order, at::IntArrayRef groups,
+      at::IntArrayRef sizes) {
     const int64_t dims = sizes.size(), missing = dims - mask.dim();
     const auto size = [&](int64_t d) { return d < missing ? 1 : mask.size(d - missing); };
     bool varies[3] = {};
@@ -67,17 +69,26 @@ inline MaskedStatistics masked_statistics(const Image& x, const Mask& mask) {
     kernels().masked_pivots(a, 0, l.channels);
   const int64_t total = units(l, parts);
   parallel(total, x.held.numel() / total, [&](int64_t b, int64_t e) { kernels().masked_moments(a, b, e); });
-  const JoinMasked j{l.channels, parts.count(), a.pivot, a.count, a.mean, a.m2, s.count.mutable_data_ptr<double>(),
-                     s.mean.mutable_data_ptr<double>(), s.m2.mutable_data_ptr<double>()};
+  const JoinMasked j{
+      l.channels,
+      parts.count(),
+      a.pivot,
+      a.count,
+      a.mean,
+      a.m2,
+      s.count.mutable_data_ptr<double>(),
+      s.mean.mutable_data_ptr<double>(),
+      s.m2.mutable_data_ptr<double>()};
   parallel(l.channels, parts.count(), [&](int64_t b, int64_t e) { kernels().join_masked(j, b, e); });
   return s;
 }
 
 // dx = weight * ((x - mean) * slope + shift), with one coefficient a channel.
 inline Tensor masked_gradient(
-    const Image& x, const Mask& mask, const Tensor& mean, const std::vector<double>& slope, const std::vector<double>& shift) {
+    const Image& x, const Mask& mask, const Tensor& mean, const std::vector<double>& slope,
+    const std::vector<double>& shift) {
   Tensor dx = output(x.held.sizes(), x.held.scalar_type());
-  const MaskedGradient a{x.layout,     x.data(),   dx.mutable_data_ptr(), mask.weights, mean.const_data_ptr<double>(),
+  const MaskedGradient a{x.layout,     x.data(),    dx.mutable_data_ptr(), mask.weights, mean.const_data_ptr<double>(),
                          slope.data(), shift.data()};
   const int64_t count = lines(x.layout);
   parallel(count, x.held.numel() / count, [&](int64_t b, int64_t e) { kernels().masked_gradient(a, b, e); });

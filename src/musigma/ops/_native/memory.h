@@ -160,8 +160,8 @@ inline at::Tensor allocated(at::IntArrayRef sizes, at::ScalarType type, at::Memo
 #if defined(__linux__)
   const size_t bytes = (size_t)c10::multiply_integers(sizes) * c10::elementSize(type);
   if (cached(bytes))
-    return at::Tensor(at::detail::empty_generic(
-        sizes, &Cache::get(), c10::DispatchKeySet(c10::DispatchKey::CPU), type, format));
+    return at::Tensor(
+        at::detail::empty_generic(sizes, &Cache::get(), c10::DispatchKeySet(c10::DispatchKey::CPU), type, format));
 #endif
   return at::Tensor(at::detail::empty_cpu(sizes, type, false, format));
 }

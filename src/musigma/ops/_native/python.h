@@ -68,8 +68,7 @@ PyObject* wrap(std::tuple<T...>&& results) {
 }
 
 template <class Result, class... T>
-PyObject* enter(
-    const c10::TypedOperatorHandle<Result(T...)>& op, PyObject* const* values, Py_ssize_t count) {
+PyObject* enter(const c10::TypedOperatorHandle<Result(T...)>& op, PyObject* const* values, Py_ssize_t count) {
   Arguments from(values, count, sizeof...(T));
   const auto arguments = [&]<size_t... I>(std::index_sequence<I...>) {
     return std::tuple<std::decay_t<T>...>{from.get<std::decay_t<T>>(I)...};  // braces: in order

@@ -23,9 +23,8 @@ struct Spread {
 template <class A, class T>
 inline Total<A> sum_from(const T* x, int64_t n, A pivot) {
   Total<A> total[1];
-  reduce<A, 1>(n, total, [&](int64_t i, auto part, Lanes<A>* acc) {
-    acc[0] += keep<A>(load<A>(x + i, part) - pivot, part);
-  });
+  reduce<A, 1>(
+      n, total, [&](int64_t i, auto part, Lanes<A>* acc) { acc[0] += keep<A>(load<A>(x + i, part) - pivot, part); });
   return total[0];
 }
 

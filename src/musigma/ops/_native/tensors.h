@@ -42,9 +42,7 @@ inline bool activation_of(const Name& name, Activation& activation) {
 }
 
 // Nodes keep the enum as a number, which outlives the caller's string.
-inline Name name_of(int64_t activation) {
-  return activation == 0 ? std::nullopt : Name(kActivations[activation]);
-}
+inline Name name_of(int64_t activation) { return activation == 0 ? std::nullopt : Name(kActivations[activation]); }
 
 inline bool is_parameter(const MaybeTensor& p, at::IntArrayRef shape) {
   return !p || (p->sizes() == shape && p->is_cpu() && at::isFloatingType(p->scalar_type()));
@@ -155,8 +153,9 @@ inline at::ScalarType parameter_type(const Tensor& x, const MaybeTensor& paramet
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-inline Tensor fold(const Tensor& sums, int64_t blocks, int64_t width, int64_t which, at::IntArrayRef shape,
-                   at::ScalarType type, bool low) {
+inline Tensor fold(
+    const Tensor& sums, int64_t blocks, int64_t width, int64_t which, at::IntArrayRef shape, at::ScalarType type,
+    bool low) {
   Tensor out = output(shape, type);
   FoldSums a{blocks, width, sums.const_data_ptr<double>(), which, DType::kFloat32, out.mutable_data_ptr(), low};
   storage_type(out, a.out_type);

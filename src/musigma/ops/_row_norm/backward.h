@@ -149,8 +149,9 @@ void backward_block(const RowNormBackward& a, int64_t block, double* scratch, Ac
     for (int64_t r = run; r < stop; r++) {
       if constexpr (sizeof(A) == 8) {
         backward_rows<1, double, A, T, P>(a, r, sums, scratch, activation);
-      } else if (together && r + R <= stop && ordinary(a.rstd[r]) && ordinary(a.rstd[r + 1]) &&
-                 ordinary(a.rstd[r + 2]) && ordinary(a.rstd[r + 3])) {
+      } else if (
+          together && r + R <= stop && ordinary(a.rstd[r]) && ordinary(a.rstd[r + 1]) && ordinary(a.rstd[r + 2]) &&
+          ordinary(a.rstd[r + 3])) {
         backward_rows<R, A, A, T, P>(a, r, sums, (A*)scratch, activation);
         r += R - 1;
       } else if (ordinary(a.rstd[r])) {

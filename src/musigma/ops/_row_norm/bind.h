@@ -6,8 +6,7 @@
 namespace musigma::row_norm {
 
 using Result = std::tuple<Tensor, Tensor, Tensor>;
-using Forward =
-    Result(const Tensor&, int64_t, const MaybeTensor&, const MaybeTensor&, double, bool, Name);
+using Forward = Result(const Tensor&, int64_t, const MaybeTensor&, const MaybeTensor&, double, bool, Name);
 using Backward = Result(
     const Tensor&, const Tensor&, int64_t, const MaybeTensor&, const MaybeTensor&, const Tensor&, const Tensor&, double,
     bool, Name, std::array<bool, 3>);
@@ -76,9 +75,7 @@ inline Result forward_autograd(
             keys & c10::after_autograd_keyset, x, n_dims, weight, bias, eps, center, activation);
       },
       {n_dims, eps, center, (int64_t)kind},
-      [&](Result& r) {
-        return std::array<Tensor, 5>{x, tensor(weight), tensor(bias), std::get<1>(r), std::get<2>(r)};
-      },
+      [&](Result& r) { return std::array<Tensor, 5>{x, tensor(weight), tensor(bias), std::get<1>(r), std::get<2>(r)}; },
       [](Result& r) { return std::array<Tensor*, 1>{&std::get<0>(r)}; }, x, weight, bias);
 }
 

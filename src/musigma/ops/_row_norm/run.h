@@ -51,8 +51,9 @@ inline Forward forward(
     const MaybeTensor& bias, double eps, bool center) {
   const Rows rows(x, call.width, n_dims), others(residual ? *residual : x, call.width, n_dims);
   const Parameters parameters(x, weight, bias);
-  Forward f{output(x.sizes(), x.scalar_type()), residual ? output(x.sizes(), x.scalar_type()) : Tensor(),
-            output(call.lead, at::kDouble), output(call.lead, at::kDouble)};
+  Forward f{
+      output(x.sizes(), x.scalar_type()), residual ? output(x.sizes(), x.scalar_type()) : Tensor(),
+      output(call.lead, at::kDouble), output(call.lead, at::kDouble)};
   RowNorm a{};
   a.type = call.type, a.parameter_type = parameters.type, a.width = call.width;
   a.x = rows.data, a.x_stride = rows.stride;

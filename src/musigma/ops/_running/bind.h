@@ -50,17 +50,18 @@ inline void written(const Tensor& t) {
 inline void update(
     Tensor& running_mean, Tensor& running_var, MaybeTensor tracked, const Tensor& count, const Tensor& mean,
     const Tensor& m2, std::optional<double> momentum) {
-  const bool taken = enabled && float_vector(running_mean) && float_vector(running_var) && running_mean.sizes() == mean.sizes() &&
-      running_var.sizes() == mean.sizes() && m2.sizes() == mean.sizes() &&
-      is_statistic(count, count.numel() == 1 ? 1 : mean.numel()) && count.is_contiguous() &&
-      is_statistic(mean, mean.numel()) && is_statistic(m2, mean.numel()) && mean.is_contiguous() && m2.is_contiguous() &&
-      (momentum || tracked) &&
-      (!tracked || (tracked->is_cpu() && tracked->scalar_type() == at::kLong && tracked->numel() == 1));
+  const bool taken = enabled && float_vector(running_mean) && float_vector(running_var) &&
+                     running_mean.sizes() == mean.sizes() && running_var.sizes() == mean.sizes() &&
+                     m2.sizes() == mean.sizes() && is_statistic(count, count.numel() == 1 ? 1 : mean.numel()) &&
+                     count.is_contiguous() && is_statistic(mean, mean.numel()) && is_statistic(m2, mean.numel()) &&
+                     mean.is_contiguous() && m2.is_contiguous() && (momentum || tracked) &&
+                     (!tracked || (tracked->is_cpu() && tracked->scalar_type() == at::kLong && tracked->numel() == 1));
   if (!taken) return reference().call(running_mean, running_var, tracked, count, mean, m2, momentum);
   // The forward that activation checkpointing forms again during a backward pass was counted the first time.
   if (torch::autograd::get_current_graph_task_id() != -1) return;
-  const Batch batch{count.const_data_ptr<double>(), mean.const_data_ptr<double>(), m2.const_data_ptr<double>(),
-                    count.numel() == 1 ? 0 : 1};
+  const Batch batch{
+      count.const_data_ptr<double>(), mean.const_data_ptr<double>(), m2.const_data_ptr<double>(),
+      count.numel() == 1 ? 0 : 1};
   if (!std::any_of(batch.count, batch.count + count.numel(), [](double n) { return n > 0; })) return;
   double factor = momentum.value_or(0);
   if (tracked) {
