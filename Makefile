@@ -27,7 +27,7 @@ ifeq ($(ARGS),)
 	@$(MAKE) --no-print-directory test-compile
 endif
 
-lint: $(STAMP) ## formats, lint, types, import contract, spelling
+lint: $(STAMP) ## format check, lint, types, import contract, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP)

@@ -6,6 +6,7 @@ will run with, which has to be installed first; it is read from its files, since
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -63,8 +64,14 @@ def version_of(torch: Path) -> str:
     return found[1]
 
 
+def digest() -> str:
+    """Of the sources of the extension; `musigma.ops._native.load` forms it again."""
+    sources = sorted(path for kind in ("cpp", "h") for path in OPS.glob(f"*/*.{kind}"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+
 def _up_to_date(done: Path, source: Path) -> bool:
-    """Whether an object is newer than all that the compiler read for it (its .d file says what) and these flags."""
+    """Whether an object is newer than the flags and all that the compiler read for it, as its .d file says."""
     read = done.with_suffix(".d")
     if not (done.exists() and read.exists()):
         return False
@@ -88,6 +95,7 @@ class BuildKernels(build_ext):
             self._build(ext, torch)
             record["built"] = True
             record["size"] = Path(self.get_ext_fullpath(ext.name)).stat().st_size
+            record["sources"] = digest()
         except Exception as error:
             record["reason"] = " ".join(str(error).split())[-500:]
         path = Path(self.get_ext_fullpath(ext.name))

@@ -63,11 +63,32 @@ def test_a_record_that_cannot_be_read_is_no_reason_to_fail(
 def test_half_a_file_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"_C{EXTENSION_SUFFIXES[0]}").write_bytes(b"half")
     native = recorded(
-        tmp_path / "r.json", monkeypatch, torch=torch.__version__, built=True, reason="", size=8
+        tmp_path / "r.json",
+        monkeypatch,
+        torch=torch.__version__,
+        built=True,
+        reason="",
+        size=8,
+        sources=load.digest(),
     )
     assert native.module is None
     assert native.broken
     assert "not the file that was built" in native.reason
+
+
+def test_new_code_never_meets_an_old_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = recorded(
+        tmp_path / "r.json",
+        monkeypatch,
+        torch=torch.__version__,
+        built=True,
+        reason="",
+        size=8,
+        sources="of yesterday",
+    )
+    assert native.module is None
+    assert native.broken
+    assert "have changed since" in native.reason
 
 
 @pytest.mark.parametrize(("mode", "warned"), [("auto", 1), ("off", 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -51,6 +52,10 @@ def load() -> Native:
             f"the kernels were built for torch {built_for}, and {torch.__version__} runs; {REBUILD}",
             broken=True,
         )
+    if record.get("sources") != digest():
+        return Native(
+            None, f"the kernels' sources have changed since they were built; {REBUILD}", broken=True
+        )
     # A file that was copied in part ends the process where the linker reads beyond it.
     path = RECORD.parent / f"_C{EXTENSION_SUFFIXES[0]}"
     if path.exists() and path.stat().st_size != size:
@@ -62,6 +67,13 @@ def load() -> Native:
         return Native(None, f"the kernels do not load: {said}; {REBUILD}", broken=True)
     chosen = _at_level(module)
     return Native(module, f"built for torch {torch.__version__}, runs at level {module.level()}{chosen}")
+
+
+def digest() -> str:
+    """Of the sources of the extension: new Python must not meet old C++. setup.py forms the same."""
+    ops = Path(__file__).parents[1]
+    sources = sorted(path for kind in ("cpp", "h") for path in ops.glob(f"*/*.{kind}"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def _at_level(module: ModuleType) -> str:
