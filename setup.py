@@ -71,7 +71,7 @@ def digest() -> str:
 
 
 def _up_to_date(done: Path, source: Path) -> bool:
-    """Whether an object is newer than the flags and all that the compiler read for it, as its .d file says."""
+    """Whether an object is newer than the flags and all that the compiler read for it (its .d file)."""
     read = done.with_suffix(".d")
     if not (done.exists() and read.exists()):
         return False
