@@ -1,4 +1,4 @@
-"""More than 2^31 values: every index is 64 bits wide. `make test-large`; at the most 14 GiB at a time."""
+"""More than 2^31 values: every index is 64 bits wide. `make test-large`; at the most 18 GiB at a time."""
 
 import gc
 
@@ -63,7 +63,7 @@ def test_the_backward_of_rows() -> None:
     x = pattern(rows, width).requires_grad_()
     weight, bias = torch.ones(width, requires_grad=True), torch.zeros(width, requires_grad=True)
     y = ms.functional.layer_norm(x, (width,), weight, bias)
-    dy = x.detach().roll(1, -1)[:, :1].expand(rows, width)  # one value a row, without memory of its own
+    dy = x.detach()[:, 1:2].clone().expand(rows, width)  # one value a row, without memory of its own
     dx, dweight, dbias = torch.autograd.grad(y, (x, weight, bias), dy)
     del y
     with torch.no_grad():
@@ -72,7 +72,10 @@ def test_the_backward_of_rows() -> None:
             scale = reference(x[row], [0])[1].squeeze() * dy[row, 0].double().abs()
             assert dx[row].double().abs().max() <= 2**-20 * scale
         assert torch.equal(dbias, dbias[:1].expand(width))
-        assert (dbias[0] - dy[:, 0].double().sum()).abs() <= 1e-6 * rows**0.5 * dy[:, 0].double().std()
+        terms = dy[:, 0].double()
+        # what 16 float32 terms at a time round off, and the rounding of the result
+        bound = 1e-6 * rows**0.5 * terms.std() + 2**-23 * terms.sum().abs()
+        assert (dbias[0] - terms.sum()).abs() <= bound
         assert dweight.isfinite().all()
 
 
