@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.native import BUILT
+from tests.native import RUN
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import musigma as ms
 from musigma import ops
 
-pytestmark = pytest.mark.skipif(not BUILT, reason="the step is the native kernels'")
+pytestmark = pytest.mark.skipif(not RUN, reason="the step is the native kernels'")
 
 
 def layer_norm(**changed: Any) -> Tensor | None:

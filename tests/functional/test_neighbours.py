@@ -10,9 +10,9 @@ from torch import Tensor
 
 import musigma as ms
 from exact import Norm, Sets, units_off
-from native import BUILT
+from native import RUN
 
-pytestmark = pytest.mark.skipif(not BUILT, reason="the promise is that of the native kernels")
+pytestmark = pytest.mark.skipif(not RUN, reason="the promise is that of the native kernels")
 
 f = ms.functional
 Call = Callable[[Tensor, Tensor, Tensor, str | None], Tensor]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import musigma as ms
-from native import BUILT
+from native import RUN
 
-pytestmark = pytest.mark.skipif(not BUILT, reason="the promise is that of the native kernels")
+pytestmark = pytest.mark.skipif(not RUN, reason="the promise is that of the native kernels")
 
 f = ms.functional
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -10,12 +10,12 @@ from types import ModuleType
 import pytest
 
 from musigma.ops._native import load
-from native import BUILT
+from native import RUN
 
-LEVELS: dict[str, bool] = load.load().module.levels() if BUILT else {}  # type: ignore[union-attr]
+LEVELS: dict[str, bool] = load.load().module.levels() if RUN else {}  # type: ignore[union-attr]
 RUNNING = [name for name, runs in LEVELS.items() if runs]
 
-pytestmark = pytest.mark.skipif(not BUILT, reason="the native kernels are not built")
+pytestmark = pytest.mark.skipif(not RUN, reason="the native kernels are not built")
 
 
 def python(level: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.native import BUILT
+from tests.native import RUN
 from torch import Tensor
 
 import musigma as ms
 
 MB = 1 << 20
 LINUX = pytest.mark.skipif(
-    not (BUILT and sys.platform == "linux"), reason="results are kept by the native kernels, on Linux"
+    not (RUN and sys.platform == "linux"), reason="results are kept by the native kernels, on Linux"
 )
 
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 import musigma as ms
 from musigma import ops
-from native import BUILT
+from native import RUN
 
-pytestmark = pytest.mark.skipif(not BUILT, reason="the native kernels are not built")
+pytestmark = pytest.mark.skipif(not RUN, reason="the native kernels are not built")
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 ACTIVATIONS = (None, *ops.ACTIVATIONS)
