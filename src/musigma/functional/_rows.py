@@ -280,11 +280,9 @@ def add_layer_norm(
         )
     check_residual(x, residual)
     if _fused(x, residual, normalized_shape):
-        shape = tuple(normalized_shape)
-        check_rows("layer_norm", x, shape, weight, bias, eps)
-        if activation is not None:
-            check_activation(activation)
-        return add_row_norm(x, residual, len(shape), weight, bias, eps, True, activation)[:2]
+        check_rows("layer_norm", x, tuple(normalized_shape), weight, bias, eps)
+        check_activation(activation)
+        return add_row_norm(x, residual, len(normalized_shape), weight, bias, eps, True, activation)[:2]
     s = x + residual
     return layer_norm(s, normalized_shape, weight, bias, eps, activation=activation), s
 
@@ -340,12 +338,9 @@ def add_rms_norm(
         )
     check_residual(x, residual)
     if _fused(x, residual, normalized_shape):
-        shape = tuple(normalized_shape)
-        if eps is None:
-            eps = RMS_EPS
-        check_rows("rms_norm", x, shape, weight, None, eps)
-        if activation is not None:
-            check_activation(activation)
-        return add_row_norm(x, residual, len(shape), weight, None, eps, False, activation)[:2]
+        eps = RMS_EPS if eps is None else eps
+        check_rows("rms_norm", x, tuple(normalized_shape), weight, None, eps)
+        check_activation(activation)
+        return add_row_norm(x, residual, len(normalized_shape), weight, None, eps, False, activation)[:2]
     s = x + residual
     return rms_norm(s, normalized_shape, weight, eps, activation=activation), s

@@ -1,6 +1,4 @@
 // The only source that knows torch: the ops' CPU and autograd kernels, and their entry from Python.
-#include <ATen/TracerMode.h>
-
 #include "../_add_row_norm/bind.h"
 #include "../_moments/bind.h"
 #include "calls.h"
@@ -29,8 +27,6 @@ void add_kernels() {
   // All or none; and as long as the process lives.
   cpu.release(), autograd.release();
 }
-
-using at::Tensor;
 
 // An op as a Python function: what it takes, in the same order, to what it returns.
 template <auto& op>
@@ -72,13 +68,7 @@ PyObject* empty_cache(PyObject*, PyObject*) {
 PyObject* memory_cached(PyObject*, PyObject*) { return PyLong_FromSize_t(musigma::memory_cached()); }
 
 PyObject* takes(PyObject*, PyObject* x) {
-  if (!THPVariable_CheckExact(x)) Py_RETURN_FALSE;
-  const Tensor& t = THPVariable_Unpack(x);
-  musigma::DType type;
-  // A trace is for a process that may not have these kernels.
-  return PyBool_FromLong(
-      t.is_cpu() && t.layout() == at::kStrided && musigma::storage_type(t, type) &&
-      !at::tracer::impl::is_dispatch_enabled());
+  return PyBool_FromLong(THPVariable_CheckExact(x) && musigma::calls::taken(THPVariable_Unpack(x)));
 }
 
 PyObject* level(PyObject*, PyObject*) { return PyUnicode_FromString(musigma::kernels().level); }

@@ -16,12 +16,14 @@
 
 namespace musigma::calls {
 
-// What `selected` asks of an input.
-inline bool plain(const Tensor& x) {
+// Whether the kernels take a tensor, as `selected` asks.
+inline bool taken(const Tensor& x) {
   DType type;
-  return enabled && x.is_cpu() && x.layout() == at::kStrided && storage_type(x, type) && x.numel() > 0 &&
-         !at::tracer::impl::is_dispatch_enabled();
+  // A trace is for a process that may not have these kernels.
+  return x.is_cpu() && x.layout() == at::kStrided && storage_type(x, type) && !at::tracer::impl::is_dispatch_enabled();
 }
+
+inline bool plain(const Tensor& x) { return enabled && taken(x) && x.numel() > 0; }
 
 inline bool known(const Name& activation) {
   Activation kind;
