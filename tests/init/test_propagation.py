@@ -23,7 +23,7 @@ from musigma.init import (
     xavier_normal_,
     xavier_uniform_,
 )
-from musigma.init._activations import ACTIVATIONS
+from musigma.init.meanfield._activations import ACTIVATIONS
 from musigma.statistics import moments
 
 DEPTH = 30

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from musigma.init._scheme import SCHEMES, Scheme
+from musigma.init.schemes._scheme import SCHEMES, Scheme
 
 SchemeLike = str | Callable[..., object]
 

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from musigma.init._draw import fill_normal, fill_uniform
 from musigma.init._fans import FansLike
-from musigma.init._scaling import FAN_SAMPLES, fan_std, scaled_normal_law, scaled_uniform_law
-from musigma.init._scheme import Setting, scheme
+from musigma.init.schemes._draw import fill_normal, fill_uniform
+from musigma.init.schemes._scaling import FAN_SAMPLES, fan_std, scaled_normal_law, scaled_uniform_law
+from musigma.init.schemes._scheme import Setting, scheme
 
 
 def _xavier_var(setting: Setting) -> float:

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from musigma.init._draw import fill_uniform
 from musigma.init._fans import Fans, FansLike
-from musigma.init._scaling import BAD_FANS, GIVEN_FANS, SHAPE_SAMPLES, fan_std, scaled_uniform_law
-from musigma.init._scheme import Law, Sample, Setting, scheme
+from musigma.init.schemes._draw import fill_uniform
+from musigma.init.schemes._scaling import BAD_FANS, GIVEN_FANS, SHAPE_SAMPLES, fan_std, scaled_uniform_law
+from musigma.init.schemes._scheme import Law, Sample, Setting, scheme
 
 
 def _law(setting: Setting) -> Law:

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from musigma.init._fans import Fans, FansLike
 from musigma.init._fans import fans as count_fans
-from musigma.init._fixed import normal_law, uniform_law
-from musigma.init._scheme import Law, Sample
+from musigma.init.schemes._fixed import normal_law, uniform_law
+from musigma.init.schemes._scheme import Law, Sample
 
 SHAPE_SAMPLES = (
     Sample((60, 50)),

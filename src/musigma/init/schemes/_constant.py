@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from musigma.init._scheme import Law, Sample, Setting, scheme
+from musigma.init.schemes._scheme import Law, Sample, Setting, scheme
 
 _ANY_SHAPE = (Sample((6, 5)), Sample((7,)), Sample((2, 3, 1, 4)), Sample(()))
 

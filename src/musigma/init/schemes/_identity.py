@@ -4,8 +4,8 @@ import math
 
 from torch import Tensor
 
-from musigma.init._orthogonal import central_tap, require_groups
-from musigma.init._scheme import Law, Sample, Setting, scheme
+from musigma.init.schemes._orthogonal import central_tap, require_groups
+from musigma.init.schemes._scheme import Law, Sample, Setting, scheme
 
 
 def _eye_law(setting: Setting) -> Law:

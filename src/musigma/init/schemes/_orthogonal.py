@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from musigma.init._draw import standard_normal
-from musigma.init._scheme import Law, Sample, Setting, scheme
+from musigma.init.schemes._draw import standard_normal
+from musigma.init.schemes._scheme import Law, Sample, Setting, scheme
 
 
 def matrix_shape(w: Tensor, groups: int) -> tuple[int, int]:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from musigma.init._activations import Activation, canonical_name, resolve
-from musigma.init._quadrature import expect
+from musigma.init.meanfield._activations import Activation, canonical_name, resolve
+from musigma.init.meanfield._quadrature import expect
 
 # 1/√E[φ(z)²], z ~ N(0, 1): a cache of what the quadrature gives (tests/init/test_gains.py holds it to that).
 GAINS: dict[str, float] = {

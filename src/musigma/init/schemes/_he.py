@@ -5,11 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from musigma.init._activations import Activation, canonical_name
-from musigma.init._draw import fill_normal, fill_uniform
 from musigma.init._fans import FansLike
-from musigma.init._gains import gain
-from musigma.init._scaling import (
+from musigma.init.meanfield._activations import Activation, canonical_name
+from musigma.init.meanfield._gains import gain
+from musigma.init.schemes._draw import fill_normal, fill_uniform
+from musigma.init.schemes._scaling import (
     BAD_FANS,
     GIVEN_FANS,
     SHAPE_SAMPLES,
@@ -17,7 +17,7 @@ from musigma.init._scaling import (
     scaled_normal_law,
     scaled_uniform_law,
 )
-from musigma.init._scheme import Sample, Setting, scheme
+from musigma.init.schemes._scheme import Sample, Setting, scheme
 
 _SAMPLES = (
     *SHAPE_SAMPLES,

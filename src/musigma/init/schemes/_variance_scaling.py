@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from musigma.init._draw import fill_normal, fill_uniform
 from musigma.init._fans import FansLike
-from musigma.init._scaling import (
+from musigma.init.schemes._draw import fill_normal, fill_uniform
+from musigma.init.schemes._scaling import (
     BAD_FANS,
     GIVEN_FANS,
     SHAPE_SAMPLES,
@@ -15,8 +15,8 @@ from musigma.init._scaling import (
     scaled_normal_law,
     scaled_uniform_law,
 )
-from musigma.init._scheme import SCHEMES, Law, Sample, Setting, scheme
-from musigma.init._truncated import truncated_normal_
+from musigma.init.schemes._scheme import SCHEMES, Law, Sample, Setting, scheme
+from musigma.init.schemes._truncated import truncated_normal_
 
 _DISTRIBUTIONS = ("truncated_normal", "normal", "uniform")
 

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from musigma.init._draw import fill_normal, fill_uniform
-from musigma.init._scheme import Law, Sample, Setting, scheme
+from musigma.init.schemes._draw import fill_normal, fill_uniform
+from musigma.init.schemes._scheme import Law, Sample, Setting, scheme
 
 _ANY_SHAPE = (Sample((60, 50)), Sample((100,)), Sample((8, 3, 5, 7)))
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from musigma.init import gain, lecun_normal_, moments_of
-from musigma.init._activations import ACTIVATIONS, resolve
-from musigma.init._gains import GAINS
+from musigma.init.meanfield._activations import ACTIVATIONS, resolve
+from musigma.init.meanfield._gains import GAINS
 from musigma.statistics import moments
 
 integrate = pytest.importorskip("scipy.integrate")

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from musigma.init._draw import fill_by_quantile
-from musigma.init._scheme import Law, Sample, Setting, scheme
+from musigma.init.schemes._draw import fill_by_quantile
+from musigma.init.schemes._scheme import Law, Sample, Setting, scheme
 from musigma.statistics import moments
 
 # Φ(−37.5) is the smallest normal float64: no probability is left farther out.
