@@ -18,10 +18,17 @@ from musigma.init import (
     orthogonal_,
     torch_default_bias_,
     truncated_normal_,
+    uniform_,
     zeros_,
 )
 
 RULES = {"*.weight": he_normal_, "*.bias": zeros_}
+NEEDED: dict[str, dict[str, float]] = {
+    "constant": {"value": 0.3},
+    "depth_scaled": {"layer": 3},
+    "sparse": {"sparsity": 0.5},
+    "wang": {"layers": 6},
+}
 
 
 def mlp(order: tuple[int, ...] = (0, 1, 2)) -> nn.ModuleDict:
@@ -64,7 +71,7 @@ def test_values_depend_on_seed_and_name() -> None:
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_other_dtypes_hold_the_same_numbers_rounded(scheme: str, dtype: torch.dtype) -> None:
-    options = {"constant": {"value": 0.3}, "sparse": {"sparsity": 0.5}}.get(scheme, {})
+    options = NEEDED.get(scheme, {})
     shape = {"dirac": 1, "delta_orthogonal": 1}.get(scheme, 0)
     make: Callable[[], nn.Module] = lambda: nn.Conv1d(40, 30, 3) if shape else nn.Linear(40, 30)  # noqa: E731
     rule = functools.partial(SCHEMES[scheme].function, **options)
@@ -143,3 +150,37 @@ def test_truncated_normals_keep_inside_in_half_precision() -> None:
     rule = functools.partial(truncated_normal_, std=1.0, low=-1.0, high=1.0, std_of="parent")
     apply(net, {"weight": rule})
     assert net.weight.abs().max() < 1
+
+
+def test_the_number_of_threads_makes_no_difference() -> None:
+    nets = [nn.Sequential(*(nn.Linear(40 + i, 40 + i) for i in range(12))) for _ in range(2)]
+    rules = {"[0-5]*.weight": "orthogonal", "[6-9]*.weight": "he_normal", "*.bias": lambda b: b.normal_()}
+    apply(nets[0], rules)
+    torch.set_num_threads(4)
+    apply(nets[1], rules)
+    assert equal(values(nets[0]), values(nets[1]))
+
+
+def test_a_generator_of_the_callers_is_used_in_the_order_of_the_parameters() -> None:
+    nets = [mlp() for _ in range(2)]
+    for net, threads in zip(nets, (1, 4), strict=True):
+        torch.set_num_threads(threads)
+        apply(net, {"*.weight": functools.partial(normal_, generator=torch.Generator().manual_seed(3))})
+    assert equal(values(nets[0]) | dict.fromkeys(BIASES, ZERO), values(nets[1]) | dict.fromkeys(BIASES, ZERO))
+    first = torch.empty(30, 40).normal_(generator=torch.Generator().manual_seed(3))
+    assert torch.equal(nets[0]["l0"].weight, first)
+
+
+BIASES, ZERO = ("l0.bias", "l1.bias", "l2.bias"), torch.zeros(1)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 63, 64, 65, 79, 80, 127, 128, 143, 144, 1001])
+def test_large_half_precision_tensors_are_drawn_in_pieces_of_one_stream(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """torch draws in blocks of 16, the last one anew where it is not full."""
+    monkeypatch.setattr("musigma.init.schemes._draw._CHUNK", 64)
+    for scheme in (normal_, uniform_):
+        whole = scheme(torch.empty(size), generator=generator_for(0, "a"))
+        pieces = scheme(torch.empty(size, dtype=torch.bfloat16), generator=generator_for(0, "a"))
+        assert torch.equal(pieces, whole.bfloat16())

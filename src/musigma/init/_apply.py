@@ -1,33 +1,15 @@
 """Initialize a model by rules over parameter names."""
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
-from musigma.init._fans import Fans, layer_fans
-from musigma.init._names import Slot, clean, generator_for, slots
-from musigma.init._packing import part_names
+from musigma.init._names import Slot, clean, slots
 from musigma.init._report import ApplyReport, Written
 from musigma.init._rule import Rule, SchemeLike, make_rule
-
-
-@dataclass
-class _Task:
-    """One tensor, the rule that writes it, and what the rule's scheme is told about it."""
-
-    slot: Slot
-    name: str
-    rule: Rule
-    fans: Fans | None
-    keywords: dict[str, Any]
-    staged: Tensor | None = None
+from musigma.init._write import Task, obstacle, perform, rehearse, task_for
 
 
 def apply(
@@ -79,11 +61,9 @@ def apply(
     kept = [clean(name, model) for name in ([skip] if isinstance(skip, str) else skip)]
     skipped = _skipped(found, kept, model)
     tasks, untouched = _assign(found, ready, skipped)
-    for task in tasks:
-        _rehearse(task, seed)
+    rehearse(tasks, seed)
     report = ApplyReport({t.name: _written(t) for t in tasks}, skipped, untouched)
-    for task in tasks:
-        _perform(task, seed)
+    perform(tasks, seed)
     return report
 
 
@@ -114,7 +94,7 @@ def _no_match(pattern: str, found: list[Slot]) -> str:
 
 def _assign(
     found: list[Slot], rules: list[Rule], skipped: dict[str, str]
-) -> tuple[list[_Task], tuple[str, ...]]:
+) -> tuple[list[Task], tuple[str, ...]]:
     """Which rule writes which tensor; adds to `skipped` what can't or mustn't be written."""
     problems = [
         f"pattern {_no_match(r.pattern, found)}"
@@ -133,10 +113,10 @@ def _assign(
             problems.append(f"{' = '.join(sorted(slot.owners))} is written by {who}; narrow one of them")
         elif reason := _reason_to_skip(slot.parameter):
             skipped[_matches(slot, hits[0].pattern)[0]] = reason
-        elif obstacle := _obstacle(slot.parameter):
-            problems.append(f"{slot.name} {obstacle}")
+        elif why := obstacle(slot.parameter):
+            problems.append(f"{slot.name} {why}")
         else:
-            tasks.append(_task(slot, hits[0]))
+            tasks.append(task_for(slot, hits[0], _matches(slot, hits[0].pattern)))
     if problems:
         raise ValueError("the rules can't be applied, nothing was changed:\n  " + "\n  ".join(problems))
     return tasks, tuple(untouched)
@@ -148,93 +128,7 @@ def _reason_to_skip(parameter: Tensor) -> str:
     return "" if parameter.requires_grad else "frozen (requires_grad is False)"
 
 
-def _obstacle(parameter: Tensor) -> str:
-    if isinstance(parameter, UninitializedParameter):
-        return "has no shape yet; run one batch through the model first"
-    if parameter.is_meta:
-        return "is on the meta device and holds no numbers; call model.to_empty(device=…) first"
-    if any(step == 0 and size > 1 for step, size in zip(parameter.stride(), parameter.shape, strict=True)):
-        return "is expanded: several entries share one number; call .contiguous() on it first"
-    return ""
-
-
-def _task(slot: Slot, rule: Rule) -> _Task:
-    """Find out what the scheme wants to know about a tensor."""
-    names = _matches(slot, rule.pattern)
-    counted = {name: _owner_fans(*slot.owners[name], slot.parameter) for name in names}
-    # An embedding tied to the output layer multiplies features there, so the larger fan-in decides.
-    name = max(reversed(names), key=lambda n: f.fan_in if (f := counted[n]) else -math.inf)
-    keywords: dict[str, Any] = {}
-    given = counted[name]
-    # A flat tensor borrows its weight's fans only where a scheme insists on some: it has none itself.
-    if given is not None and "fans" in rule.open and (slot.parameter.dim() > 1 or not rule.open["fans"]):
-        keywords["fans"] = given
-    parts = part_names(*slot.owners[name])
-    if "groups" in rule.open and len(parts) > 1:
-        keywords["groups"] = len(parts)
-    return _Task(slot, names[0], rule, keywords.get("fans"), keywords)
-
-
-def _owner_fans(owner: nn.Module, leaf: str, parameter: Tensor) -> Fans | None:
-    if parameter.dim() > 1:
-        return layer_fans(owner, leaf, parameter)
-    beside = owner._parameters.get(leaf.replace("bias", "weight"))
-    if beside is None or beside.dim() < 2:
-        return None
-    return layer_fans(owner, leaf.replace("bias", "weight"), beside)
-
-
-def _rehearse(task: _Task, seed: int) -> None:
-    """Have the scheme's checks run, or, for a foreign function, the scheme itself on a copy."""
-    parameter, rule = task.slot.parameter, task.rule
-    try:
-        if rule.scheme is not None:
-            blank = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-            rule.fill(blank, torch.Generator(), task.keywords)
-            return
-        # float32 whatever the parameter's dtype, so that a model in half precision gets the same numbers.
-        task.staged = torch.full(parameter.shape, math.nan, dtype=torch.float32, device="cpu")
-        with torch.no_grad():
-            rule.fill(task.staged, generator_for(seed, task.slot.name), task.keywords)
-    except Exception as error:
-        raise ValueError(
-            f"{rule.label} (pattern {rule.pattern!r}) can't fill {task.name} of shape "
-            f"{tuple(parameter.shape)}, nothing was changed: {error}"
-        ) from error
-    if bool(task.staged.isnan().any()):
-        raise ValueError(
-            f"{rule.label} (pattern {rule.pattern!r}) must fill {task.name} in place, but left "
-            f"{int(task.staged.isnan().sum())} of {task.staged.numel()} entries unset; nothing was changed"
-        )
-
-
-@torch.no_grad()
-def _perform(task: _Task, seed: int) -> None:
-    _fill(task, task.slot.parameter, seed)
-    for owner, leaf in task.slot.owners.values():
-        # The row that stands for padding is zero by definition and gets no gradient to become so.
-        if (
-            isinstance(owner, nn.Embedding | nn.EmbeddingBag)
-            and leaf == "weight"
-            and owner.padding_idx is not None
-        ):
-            task.slot.parameter[owner.padding_idx] = 0.0
-
-
-def _fill(task: _Task, parameter: Tensor, seed: int) -> None:
-    if task.staged is not None:
-        parameter.copy_(task.staged)
-        return
-    # CPU numbers for every device: other devices' generators give others.
-    target = parameter
-    if parameter.device.type != "cpu":
-        target = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
-    task.rule.fill(target, generator_for(seed, task.slot.name), task.keywords)
-    if target is not parameter:
-        parameter.copy_(target)
-
-
-def _written(task: _Task) -> Written:
+def _written(task: Task) -> Written:
     shape, rule = tuple(task.slot.parameter.shape), task.rule
     std = None
     if rule.scheme is not None and task.slot.parameter.numel():

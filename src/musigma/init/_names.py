@@ -10,6 +10,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList
 
+from musigma.init._pieces import is_sharded
+
 # Path segments that torch's own wrappers (compile, FSDP, checkpointing) put between the model's.
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 # Numbers drawn and thrown away at most: what tells streams of one 32-bit seed apart.
@@ -145,6 +147,7 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
 def _identity(parameter: Tensor) -> object:
     # Two Parameter objects around one piece of memory are tied as well.
     hollow = isinstance(parameter, UninitializedParameter) or parameter.is_meta or parameter.numel() == 0
-    if hollow or parameter.layout is not torch.strided:
+    # (A DTensor's own data_ptr is 0, and its piece may be empty on some ranks.)
+    if hollow or parameter.layout is not torch.strided or is_sharded(parameter):
         return id(parameter)
     return parameter.device, parameter.data_ptr(), tuple(parameter.shape), parameter.stride()

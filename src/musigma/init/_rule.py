@@ -46,6 +46,9 @@ class Rule:
         if "generator" in self.open:
             self.call(w, generator=generator, **keywords)
             return
+        if self.scheme is not None:  # it draws nothing, or from a generator of the caller's
+            self.call(w, **keywords)
+            return
         # A foreign function draws from torch's own generator: lend it this one's numbers and take them back.
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.set_state(generator.get_state())

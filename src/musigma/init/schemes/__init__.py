@@ -1,6 +1,7 @@
 """One scheme, one function: each fills a tensor in place and declares the law it keeps."""
 
 from musigma.init.schemes._constant import constant_, ones_, zeros_
+from musigma.init.schemes._depth import depth_scaled_, small_init_, wang_
 from musigma.init.schemes._fixed import normal_, normal_hundredth_, normal_tenth_, uniform_, uniform_centered_
 from musigma.init.schemes._he import he_normal_, he_uniform_
 from musigma.init.schemes._identity import dirac_, identity_
@@ -21,6 +22,7 @@ __all__ = [
     "Scheme",
     "constant_",
     "delta_orthogonal_",
+    "depth_scaled_",
     "dirac_",
     "gru_update_bias_",
     "he_normal_",
@@ -34,6 +36,7 @@ __all__ = [
     "normal_tenth_",
     "ones_",
     "orthogonal_",
+    "small_init_",
     "sparse_",
     "torch_default_",
     "torch_default_bias_",
@@ -41,6 +44,7 @@ __all__ = [
     "uniform_",
     "uniform_centered_",
     "variance_scaling_",
+    "wang_",
     "xavier_normal_",
     "xavier_uniform_",
     "zeros_",

@@ -28,10 +28,7 @@ def fill_normal(w: Tensor, mean: float, std: float, generator: torch.Generator |
     """
     if not std >= 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}; pass a standard deviation")
-    if not w.is_meta:
-        base = _base(w, generator)
-        base.normal_(mean, std, generator=generator)
-        _deliver(base, w)
+    _fill(w, generator, lambda base: base.normal_(mean, std, generator=generator))
 
 
 def fill_uniform(w: Tensor, low: float, high: float, generator: torch.Generator | None) -> None:
@@ -53,10 +50,7 @@ def fill_uniform(w: Tensor, low: float, high: float, generator: torch.Generator 
     """
     if not low <= high:
         raise RuntimeError(f"uniform expects low <= high, but found low={low} > high={high}; swap them")
-    if not w.is_meta:
-        base = _base(w, generator)
-        base.uniform_(low, high, generator=generator)
-        _deliver(base, w)
+    _fill(w, generator, lambda base: base.uniform_(low, high, generator=generator))
 
 
 def standard_normal(shape: tuple[int, ...], w: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -132,14 +126,30 @@ def _device(w: Tensor, generator: torch.Generator | None) -> torch.device:
     return w.device if generator is None else generator.device
 
 
-def _base(w: Tensor, generator: torch.Generator | None) -> Tensor:
+def _fill(w: Tensor, generator: torch.Generator | None, draw: Callable[[Tensor], object]) -> None:
+    if w.is_meta:
+        return
     device = _device(w, generator)
     # torch's kernels draw different numbers for other dtypes and for strided memory.
     if w.dtype is torch.float32 and w.is_contiguous() and w.device == device:
-        return w
-    return torch.empty(w.shape, dtype=torch.float32, device=device)
+        draw(w)
+    elif w.is_contiguous() and device.type == "cpu":
+        _fill_in_pieces(w, draw)
+    else:
+        whole = torch.empty(w.shape, dtype=torch.float32, device=device)
+        draw(whole)
+        w.copy_(whole)
 
 
-def _deliver(base: Tensor, w: Tensor) -> None:
-    if base is not w:
-        w.copy_(base)
+def _fill_in_pieces(w: Tensor, draw: Callable[[Tensor], object]) -> None:
+    """Like drawing a float32 tensor of w's size and rounding it, without the memory for all of it."""
+    flat, size = w.view(-1), w.numel()
+    # torch's CPU kernels go through a stream in blocks of 16, and differently below 16 numbers: pieces that
+    # begin at a multiple of 16 and aren't shorter than that are the pieces of one large draw.
+    starts = range(0, max(1, size - 15), _CHUNK)
+    buffer = torch.empty(min(size, _CHUNK + 15), dtype=torch.float32, device="cpu")
+    for start in starts:
+        stop = size if start == starts[-1] else start + _CHUNK
+        piece = buffer[: stop - start]
+        draw(piece)
+        flat[start:stop].copy_(piece)
