@@ -14,6 +14,8 @@ from native import RUN
 
 ACTIVATIONS = tuple(ops.ACTIVATIONS)
 FLOATS = (torch.float32, torch.float64)
+HALVES = (torch.bfloat16, torch.float16)
+SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
 
 
 def through_row_norm(z: Tensor, activation: str, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
@@ -104,21 +106,43 @@ def test_relu_at_zero_has_slope_zero() -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_same_bits_in_every_lane_and_in_partial_vectors(activation: str) -> None:
     for value in (-3.7, -1e-3, 0.3, 2.9):
-        for dtype in FLOATS:
-            whole, slopes = through_row_norm(torch.full((37,), value, dtype=dtype), activation)
+        for dtype in (*FLOATS, *HALVES):
+            bias = torch.full((37,), value, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+            whole, slopes = through_row_norm(bias, activation, dtype)
             assert whole.unique().numel() == slopes.unique().numel() == 1
             for n in (1, 2, 3, 5, 15, 16, 17):
-                part, some = through_row_norm(torch.full((n,), value, dtype=dtype), activation)
+                part, some = through_row_norm(bias[:n], activation, dtype)
                 assert torch.equal(part, whole[:n])
                 assert torch.equal(some, slopes[:n])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_half_precision_is_rounded_once_behind_the_activation(activation: str, dtype: torch.dtype) -> None:
-    z = torch.linspace(-6, 6, 2001)
-    y, _ = through_row_norm(z, activation, dtype)
+    z = grid(torch.float32)
+    z = z[z.abs() <= torch.finfo(dtype).max]
+    y, slope = through_row_norm(z, activation, dtype)
     want = exact(z, activation)
-    # half a unit, what float32 adds before that, and half of float16's smallest step
-    limit = (0.5 * torch.finfo(dtype).eps + 1e-6) * want.abs() + 2.0**-25
+    # half a unit, the 2^-13 that such an activation may be off before that, and half of the type's smallest
+    # step; what is below 1e-36 may be 0
+    limit = (0.5 * torch.finfo(dtype).eps + 2.0**-13) * want.abs() + max(0.5 * SMALLEST[dtype], 1e-36)
     assert ((y.double() - want).abs() <= limit).all()
+    assert (slope.double() - derivative(z.double(), activation)).abs().max() <= 2.0**-12
+
+
+@pytest.mark.skipif(not RUN, reason="the native kernels are not built")
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_half_precision_far_out(activation: str, dtype: torch.dtype) -> None:
+    nan, inf = math.nan, math.inf
+    large = torch.finfo(dtype).max
+    z = torch.tensor([inf, nan, large, -large, 0.0, -0.0, -1e3, 1e3], dtype=torch.float32)
+    y, slope = through_row_norm(z, activation, dtype)
+    wanted = torch.tensor([inf, nan, large, 0, 0, 0, 0, 1e3], dtype=dtype)
+    torch.testing.assert_close(y, wanted, equal_nan=True, rtol=0, atol=0)
+    half = 0.0 if activation == "relu" else 0.5
+    slopes = torch.tensor([1, nan, 1, 0, half, half, 0, 1])
+    if activation == "relu":
+        slopes[1] = slope[1]  # as torch's threshold
+    torch.testing.assert_close(slope, slopes, equal_nan=True, rtol=0, atol=2.0**-12)
+    assert slope[[3, 6]].abs().max() < 1e-34  # a dead unit stays dead

@@ -1,4 +1,5 @@
-// Activations behind a normalization, and their derivatives, on whole vectors: no branch, no table, no call.
+// Activations behind a normalization, and their derivatives, on whole vectors: no branch, no table, no call. Where the
+// result is stored in a half type, rough.h has cheaper ones.
 //
 // All of them come down to one exponential of something that is not positive, so nothing overflows on the way. σ is the
 // logistic function, Φ and φ are the normal distribution's.
@@ -9,7 +10,7 @@
 //
 // Against the exact functions of the same z they are off by at most 2.5 units in the last place of the result for
 // z ≥ 0, and for z < 0 by at most 2.5·(1 + z²) units of results that are ever smaller, about as much as z's own rounding
-// costs; where the exponential is no normal number any more they are 0. Slopes are within 2 units of 1 (in double 3).
+// costs; where the exponential is no normal number any more they fade to 0. Slopes are within 2 units of 1 (in double 3).
 // NaN stays NaN; +inf gives +inf, and its slope 1; -inf gives NaN, as torch's do (relu's 0), and its slope 0.
 //
 // The polynomials are interpolations at Chebyshev nodes (50 digits, mpmath), expanded into powers and rounded. exp: the
@@ -19,7 +20,7 @@
 #pragma once
 
 #include "kernels.h"
-#include "simd.h"
+#include "rough.h"
 
 namespace MUSIGMA_NAMESPACE {
 namespace {
@@ -31,7 +32,7 @@ template <>
 struct Approximation<float> {
   static constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
   static constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 1.42860677e-06f;  // high · n is exact
-  static constexpr float kSmallest = -87.0f;                                  // e^x is still normal
+  static constexpr float kSmallest = -87.0f, kNothing = -105.0f;              // e^x is still normal, is 0
   static constexpr int kMantissa = 23, kBias = 127;
   static constexpr float kExp[] = {0.5f, 0.166665763f, 0.0416664667f, 0.00836318173f, 0.00139336521f};
   static constexpr float kMillsCenter = 4.0f;
@@ -44,7 +45,7 @@ template <>
 struct Approximation<double> {
   static constexpr double kRound = 0x1.8p52;
   static constexpr double kLn2High = 0x1.62e42fefa2000p-1, kLn2Low = 7.3710025651677989e-13;
-  static constexpr double kSmallest = -708.0;
+  static constexpr double kSmallest = -708.0, kNothing = -747.0;
   static constexpr int kMantissa = 52, kBias = 1023;
   static constexpr double kExp[] = {0.50000000000000011,    0.16666666666666671,   0.041666666666624122,
                                     0.0083333333333261341,  0.0013888888917215586, 0.00019841269874822307,
@@ -60,41 +61,35 @@ struct Approximation<double> {
       7.4562581396121121e-09,  2.1523045093548758e-09};
 };
 
-template <class A, int N>
-MUSIGMA_INLINE Lanes<A> polynomial(const A (&c)[N], Lanes<A> x) {
-  Lanes<A> y = splat<A>(c[N - 1]);
-  for (int i = N - 2; i >= 0; i--) y = madd<A>(y, x, splat<A>(c[i]));
-  return y;
-}
-
-template <class A>
-MUSIGMA_INLINE Lanes<A> magnitude(Lanes<A> v) {
-  typedef typename IntegerOf<A>::type Integer;
-  const Integer all_but_sign = sizeof(A) == 4 ? (Integer)INT32_MAX : (Integer)INT64_MAX;
-  return bits<Lanes<A>>(bits<Integers<A>>(v) & (Integers<A>{} + all_but_sign));
-}
-
-// v within ±limit; NaN as it is.
-template <class A>
-MUSIGMA_INLINE Lanes<A> clamp(Lanes<A> v, A limit) {
-  const Lanes<A> high = splat<A>(limit), low = splat<A>(-limit);
-  v = v > high ? high : v;
-  return v < low ? low : v;
-}
+#if defined(__AVX512F__)
+// To the nearest integer, and v·2^n down to 0: one step each, where other levels work in the bits.
+MUSIGMA_INLINE Lanes<float> nearest(Lanes<float> v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT); }
+MUSIGMA_INLINE Lanes<double> nearest(Lanes<double> v) { return _mm512_roundscale_pd(v, _MM_FROUND_TO_NEAREST_INT); }
+MUSIGMA_INLINE Lanes<float> scale(Lanes<float> v, Lanes<float> n) { return _mm512_scalef_ps(v, n); }
+MUSIGMA_INLINE Lanes<double> scale(Lanes<double> v, Lanes<double> n) { return _mm512_scalef_pd(v, n); }
+#endif
 
 // e^x for x ≤ 0, and NaN: 2^n·e^r with x = n·ln2 + r.
 template <class A>
 MUSIGMA_INLINE Lanes<A> exp_negative(Lanes<A> x) {
   typedef Approximation<A> C;
-  typedef Integers<A> I;
-  const Lanes<A> low = splat<A>(C::kSmallest), round = splat<A>(C::kRound);
-  const Lanes<A> held = x < low ? low : x;
-  const Lanes<A> shifted = madd<A>(held, splat<A>((A)1.4426950408889634), round), n = shifted - round;
+  const Lanes<A> to_base_2 = splat<A>((A)1.4426950408889634);
+#if defined(__AVX512F__)
+  const Lanes<A> held = at_least<A>(x, C::kNothing), n = nearest(held * to_base_2);
+#else
+  const Lanes<A> held = at_least<A>(x, C::kSmallest), round = splat<A>(C::kRound);
+  const Lanes<A> shifted = madd<A>(held, to_base_2, round), n = shifted - round;
+#endif
   const Lanes<A> r = madd<A>(n, splat<A>(-C::kLn2Low), madd<A>(n, splat<A>(-C::kLn2High), held));
   const Lanes<A> power = madd<A>(r * r, polynomial<A>(C::kExp, r), r) + (A)1;
+#if defined(__AVX512F__)
+  return scale(power, n);
+#else
+  typedef Integers<A> I;
   const I exponent = bits<I>(shifted) - bits<I>(round) + (typename IntegerOf<A>::type)C::kBias;
-  const Lanes<A> y = power * bits<Lanes<A>>(exponent << C::kMantissa);
-  return x < low ? Lanes<A>{} : y;
+  const Lanes<A> y = power * bits<Lanes<A> >(exponent << C::kMantissa);
+  return x < C::kSmallest ? Lanes<A>{} : y;
+#endif
 }
 
 // z·σ(w), for w of z's sign.
@@ -120,8 +115,7 @@ constexpr double kFlat = 40;  // both gelus are 0 or z beyond, in either type
 template <class A>
 MUSIGMA_INLINE Lanes<A> normal_below(Lanes<A> z, Lanes<A>& density) {
   typedef Approximation<A> C;
-  const Lanes<A> one = splat<A>((A)1), flat = splat<A>((A)kFlat), far = magnitude<A>(z);
-  const Lanes<A> a = far > flat ? flat : far, inverse = one / (a + C::kMillsCenter);
+  const Lanes<A> one = splat<A>((A)1), a = at_most<A>(magnitude<A>(z), (A)kFlat), inverse = one / (a + C::kMillsCenter);
   density = exp_negative<A>(z * z * (A)-0.5);
   // t = 2·a/(a + k) - 1, which is exact where a is small and its error would count most.
   const Lanes<A> t = madd<A>(a * inverse, splat<A>((A)2), -one);
@@ -129,58 +123,92 @@ MUSIGMA_INLINE Lanes<A> normal_below(Lanes<A> z, Lanes<A>& density) {
   return z < Lanes<A>{} ? tail : one - tail;
 }
 
-template <Activation K, class A>
+template <class A>
+MUSIGMA_INLINE Lanes<A> silu(Lanes<A> z) {
+  return times_logistic<A>(z, z);
+}
+
+// Slopes are exactly 0 or 1 far out, and held there nothing overflows.
+template <class A>
+MUSIGMA_INLINE Lanes<A> silu_slope(Lanes<A> z) {
+  const Lanes<A> held = clamp<A>(z, (A)-1000, (A)1000);
+  return logistic_slope<A>(held, held, splat<A>((A)1));
+}
+
+template <class A>
+MUSIGMA_INLINE Lanes<A> gelu(Lanes<A> z) {
+  Lanes<A> density;
+  return z * normal_below<A>(z, density);
+}
+
+template <class A>
+MUSIGMA_INLINE Lanes<A> gelu_slope(Lanes<A> z) {
+  const Lanes<A> held = clamp<A>(z, (A)-kFlat, (A)kFlat);
+  Lanes<A> density;
+  const Lanes<A> below = normal_below<A>(held, density);
+  return madd<A>(held * (A)0.3989422804014327, density, below);
+}
+
+template <class A>
+MUSIGMA_INLINE Lanes<A> gelu_tanh(Lanes<A> z) {
+  return times_logistic<A>(z, z * madd<A>(z * z, splat<A>((A)kTanhCubic), splat<A>((A)kTanhLinear)));
+}
+
+template <class A>
+MUSIGMA_INLINE Lanes<A> gelu_tanh_slope(Lanes<A> z) {
+  const Lanes<A> held = clamp<A>(z, (A)-kFlat, (A)kFlat), square = held * held, linear = splat<A>((A)kTanhLinear);
+  return logistic_slope<A>(
+      held, held * madd<A>(square, splat<A>((A)kTanhCubic), linear),
+      madd<A>(square, splat<A>((A)(3 * kTanhCubic)), linear));
+}
+
+// Whether a result that is computed in A and stored as T is rounded to so few bits that a rough one will do.
+template <class A, class T>
+constexpr bool kRough = sizeof(A) == 4 && sizeof(T) == 2;
+
+// The activation of z for results of storage type T.
+template <Activation K, class A, class T = A>
 MUSIGMA_INLINE Lanes<A> activate(Lanes<A> z) {
-  if constexpr (K == Activation::kRelu) {
-    return z < Lanes<A>{} ? Lanes<A>{} : z;
-  } else if constexpr (K == Activation::kSilu) {
-    return times_logistic<A>(z, z);
-  } else if constexpr (K == Activation::kGelu) {
-    Lanes<A> density;
-    return z * normal_below<A>(z, density);
-  } else if constexpr (K == Activation::kGeluTanh) {
-    return times_logistic<A>(z, z * madd<A>(z * z, splat<A>((A)kTanhCubic), splat<A>((A)kTanhLinear)));
+  if constexpr (K == Activation::kNone) return z;
+  if constexpr (K == Activation::kRelu) return z < Lanes<A>{} ? Lanes<A>{} : z;
+  if constexpr (kRough<A, T>) {
+    if constexpr (K == Activation::kSilu) return rough::silu(z);
+    if constexpr (K == Activation::kGelu) return rough::gelu(z);
+    if constexpr (K == Activation::kGeluTanh) return rough::gelu_tanh(z);
   } else {
-    return z;
+    if constexpr (K == Activation::kSilu) return silu<A>(z);
+    if constexpr (K == Activation::kGelu) return gelu<A>(z);
+    if constexpr (K == Activation::kGeluTanh) return gelu_tanh<A>(z);
   }
 }
 
-// The derivative at z. It is exactly 0 or 1 far out, and held there nothing overflows.
-template <Activation K, class A>
+// Its derivative at z, for gradients of storage type T.
+template <Activation K, class A, class T = A>
 MUSIGMA_INLINE Lanes<A> slope(Lanes<A> z) {
   const Lanes<A> one = splat<A>((A)1);
-  if constexpr (K == Activation::kRelu) {
-    return z <= Lanes<A>{} ? Lanes<A>{} : one;
-  } else if constexpr (K == Activation::kSilu) {
-    const Lanes<A> held = clamp<A>(z, (A)1000);
-    return logistic_slope<A>(held, held, one);
-  } else if constexpr (K == Activation::kGelu) {
-    const Lanes<A> held = clamp<A>(z, (A)kFlat);
-    Lanes<A> density;
-    const Lanes<A> below = normal_below<A>(held, density);
-    return madd<A>(held * (A)0.3989422804014327, density, below);
-  } else if constexpr (K == Activation::kGeluTanh) {
-    const Lanes<A> held = clamp<A>(z, (A)kFlat), square = held * held;
-    const Lanes<A> linear = splat<A>((A)kTanhLinear);
-    return logistic_slope<A>(
-        held, held * madd<A>(square, splat<A>((A)kTanhCubic), linear),
-        madd<A>(square, splat<A>((A)(3 * kTanhCubic)), linear));
+  if constexpr (K == Activation::kNone) return one;
+  if constexpr (K == Activation::kRelu) return z <= Lanes<A>{} ? Lanes<A>{} : one;
+  if constexpr (kRough<A, T>) {
+    if constexpr (K == Activation::kSilu) return rough::silu_slope(z);
+    if constexpr (K == Activation::kGelu) return rough::gelu_slope(z);
+    if constexpr (K == Activation::kGeluTanh) return rough::gelu_tanh_slope(z);
   } else {
-    return one;
+    if constexpr (K == Activation::kSilu) return silu_slope<A>(z);
+    if constexpr (K == Activation::kGelu) return gelu_slope<A>(z);
+    if constexpr (K == Activation::kGeluTanh) return gelu_tanh_slope<A>(z);
   }
 }
 
 // One activation, known to the compiler.
 template <Activation K>
 struct Activated {
-  static constexpr Activation kind = K;
-  template <class A>
+  template <class A, class T>
   MUSIGMA_INLINE Lanes<A> value(Lanes<A> z) const {
-    return activate<K, A>(z);
+    return activate<K, A, T>(z);
   }
-  template <class A>
+  template <class A, class T>
   MUSIGMA_INLINE Lanes<A> derivative(Lanes<A> z) const {
-    return slope<K, A>(z);
+    return slope<K, A, T>(z);
   }
 };
 
@@ -199,14 +227,14 @@ inline void with_activation(Activation activation, F f) {
 // An activation chosen at every vector: for the rare loops that are not worth being compiled for each.
 struct AnyActivated {
   Activation kind;
-  template <class A>
+  template <class A, class T>
   Lanes<A> value(Lanes<A> z) const {
-    with_activation(kind, [&](auto known) { z = known.template value<A>(z); });
+    with_activation(kind, [&](auto known) { z = known.template value<A, T>(z); });
     return z;
   }
-  template <class A>
+  template <class A, class T>
   Lanes<A> derivative(Lanes<A> z) const {
-    with_activation(kind, [&](auto known) { z = known.template derivative<A>(z); });
+    with_activation(kind, [&](auto known) { z = known.template derivative<A, T>(z); });
     return z;
   }
 };

@@ -116,6 +116,46 @@ inline Lanes<double> madd<double>(Lanes<double> a, Lanes<double> b, Lanes<double
 }
 #endif
 
+// Σ c[i]·xⁱ.
+template <class A, int N>
+MUSIGMA_INLINE Lanes<A> polynomial(const A (&c)[N], Lanes<A> x) {
+  Lanes<A> y = splat<A>(c[N - 1]);
+  for (int i = N - 2; i >= 0; i--) y = madd<A>(y, x, splat<A>(c[i]));
+  return y;
+}
+
+template <class A>
+MUSIGMA_INLINE Lanes<A> magnitude(Lanes<A> v) {
+  typedef typename IntegerOf<A>::type Integer;
+  const Integer all_but_sign = sizeof(A) == 4 ? (Integer)INT32_MAX : (Integer)INT64_MAX;
+  return bits<Lanes<A>>(bits<Integers<A>>(v) & (Integers<A>{} + all_but_sign));
+}
+
+// The larger and the smaller of v and a limit; NaN stays.
+template <class A>
+MUSIGMA_INLINE Lanes<A> at_least(Lanes<A> v, A limit) {
+  const Lanes<A> l = splat<A>(limit);
+#if defined(__AVX512F__)
+  // GCC 12 makes two steps of the comparison.
+  if constexpr (sizeof(A) == 4) return _mm512_max_ps(l, v);
+  if constexpr (sizeof(A) == 8) return _mm512_max_pd(l, v);
+#endif
+  return l > v ? l : v;
+}
+template <class A>
+MUSIGMA_INLINE Lanes<A> at_most(Lanes<A> v, A limit) {
+  const Lanes<A> l = splat<A>(limit);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(A) == 4) return _mm512_min_ps(l, v);
+  if constexpr (sizeof(A) == 8) return _mm512_min_pd(l, v);
+#endif
+  return l < v ? l : v;
+}
+template <class A>
+MUSIGMA_INLINE Lanes<A> clamp(Lanes<A> v, A low, A high) {
+  return at_least<A>(at_most<A>(v, high), low);
+}
+
 // The sum of the lanes, as a tree of halves.
 template <class T, int N>
 inline T tree(VectorOf<T, N> v) {

@@ -23,7 +23,7 @@ void before_activation(
   const Standard<A> standard = of;
   transform<A>(a.width, dz, [&](int64_t i, auto part) {
     const Lanes<A> z = madd<A>(standard(load<A>(x + i, part)), affine.weight(i, part), affine.bias(i, part));
-    return load<A>(dy + i, part) * activation.template derivative<A>(z);
+    return load<A>(dy + i, part) * activation.template derivative<A, T>(z);
   });
 }
 

@@ -39,7 +39,7 @@ void write_rows(const RowNorm& a, int64_t r, const T* const* rows, const Standar
     Lanes<A> v[R];
     for (int k = 0; k < R; k++) {
       const Lanes<A> x_hat = standard[k](load<A>(x[k] + i, part));
-      v[k] = activation.template value<A>(madd<A>(x_hat, weight, bias));
+      v[k] = activation.template value<A, T>(madd<A>(x_hat, weight, bias));
     }
     for (int k = 0; k < R; k++) put<A>(y[k] + i, v[k], part, stream);
   });
