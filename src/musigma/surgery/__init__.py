@@ -2,14 +2,22 @@
 
 from musigma.surgery._cancelled import CancelledBias, cancelled_biases
 from musigma.surgery._certificate import Certificate, CertificateError
+from musigma.surgery._freeze import freeze, unfreeze
 from musigma.surgery._recalibrate import recalibrate
 from musigma.surgery._remove_bias import remove_bias
+from musigma.surgery._replace import replace
+from musigma.surgery._sync import sync, unsync
 
 __all__ = [
     "CancelledBias",
     "Certificate",
     "CertificateError",
     "cancelled_biases",
+    "freeze",
     "recalibrate",
     "remove_bias",
+    "replace",
+    "sync",
+    "unfreeze",
+    "unsync",
 ]
