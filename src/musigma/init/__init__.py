@@ -3,6 +3,7 @@
 from musigma.init import meanfield
 from musigma.init._apply import apply
 from musigma.init._fans import Fans, fans
+from musigma.init._materialize import materialize
 from musigma.init._names import generator_for
 from musigma.init._packing import blocks
 from musigma.init._per_block import per_block
@@ -69,6 +70,7 @@ __all__ = [
     "lecun_normal_",
     "lecun_uniform_",
     "lstm_forget_bias_",
+    "materialize",
     "meanfield",
     "moments_of",
     "normal_",

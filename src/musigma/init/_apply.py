@@ -1,7 +1,7 @@
 """Initialize a model by rules over parameter names."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
@@ -59,8 +59,8 @@ def apply(
     found = slots(model)
     ready = [make_rule(clean(pattern, model), scheme) for pattern, scheme in rules.items()]
     kept = [clean(name, model) for name in ([skip] if isinstance(skip, str) else skip)]
-    skipped = _skipped(found, kept, model)
-    tasks, untouched = _assign(found, ready, skipped)
+    skipped = skipped_by(kept, found, model)
+    tasks, untouched = assign(found, ready, skipped)
     rehearse(tasks, seed)
     report = ApplyReport({t.name: _written(t) for t in tasks}, skipped, untouched)
     perform(tasks, seed)
@@ -71,8 +71,27 @@ def _matches(slot: Slot, pattern: str) -> list[str]:
     return sorted(name for name in slot.owners if fnmatchcase(name, pattern))
 
 
-def _skipped(found: list[Slot], patterns: list[str], model: nn.Module) -> dict[str, str]:
-    """Names of the tensors that `skip` protects; a pattern that protects nothing is a mistake."""
+def skipped_by(patterns: list[str], found: list[Slot], model: nn.Module) -> dict[str, str]:
+    """Names of the tensors that `skip` protects; a pattern that protects nothing is a mistake.
+
+    Args:
+        patterns: names or globs.
+        found: the model's tensors.
+        model: the model, whose buffers may be named too.
+
+    Returns:
+        One name a tensor → "in skip".
+
+    Raises:
+        ValueError: a pattern names neither a parameter nor a buffer.
+
+    Example:
+        >>> skipped_by(["*.bias"], slots(nn.Sequential(nn.Linear(2, 2))), nn.Sequential(nn.Linear(2, 2)))
+        {'0.bias': 'in skip'}
+
+    References:
+        None.
+    """
     skipped: dict[str, str] = {}
     buffers = [clean(name, model) for name, _ in model.named_buffers(remove_duplicate=False)]
     for pattern in patterns:
@@ -92,10 +111,42 @@ def _no_match(pattern: str, found: list[Slot]) -> str:
     return f"{pattern!r} matches no parameter; {hint}"
 
 
-def _assign(
-    found: list[Slot], rules: list[Rule], skipped: dict[str, str]
+def _reason_to_skip(parameter: Tensor) -> str:
+    if not parameter.dtype.is_floating_point:
+        return f"not floating-point ({parameter.dtype})"
+    return "" if parameter.requires_grad else "frozen (requires_grad is False)"
+
+
+def assign(
+    found: list[Slot],
+    rules: list[Rule],
+    skipped: dict[str, str],
+    *,
+    refuse: Callable[[Tensor], str] = _reason_to_skip,
+    meta: bool = False,
 ) -> tuple[list[Task], tuple[str, ...]]:
-    """Which rule writes which tensor; adds to `skipped` what can't or mustn't be written."""
+    """Which rule writes which tensor; adds to `skipped` what can't or mustn't be written.
+
+    Args:
+        found: the model's tensors.
+        rules: what is to be written.
+        skipped: names of tensors to leave alone → why.
+        refuse: why a tensor is left alone although a rule matches it; "" for one that isn't.
+        meta: whether tensors on the meta device can be written.
+
+    Returns:
+        What to do, and the names that no rule speaks of.
+
+    Raises:
+        ValueError: a pattern that matches nothing, two for one tensor, a tensor that can't be written.
+
+    Example:
+        >>> [t.name for t in assign(slots(nn.Linear(2, 2)), [make_rule("bias", "zeros")], {})[0]]
+        ['bias']
+
+    References:
+        None.
+    """
     problems = [
         f"pattern {_no_match(r.pattern, found)}"
         for r in rules
@@ -111,21 +162,15 @@ def _assign(
         elif len(hits) > 1:
             who = " and ".join(repr(r.pattern) for r in hits)
             problems.append(f"{' = '.join(sorted(slot.owners))} is written by {who}; narrow one of them")
-        elif reason := _reason_to_skip(slot.parameter):
+        elif reason := refuse(slot.parameter):
             skipped[_matches(slot, hits[0].pattern)[0]] = reason
-        elif why := obstacle(slot.parameter):
+        elif why := obstacle(slot.parameter, meta=meta):
             problems.append(f"{slot.name} {why}")
         else:
             tasks.append(task_for(slot, hits[0], _matches(slot, hits[0].pattern)))
     if problems:
         raise ValueError("the rules can't be applied, nothing was changed:\n  " + "\n  ".join(problems))
     return tasks, tuple(untouched)
-
-
-def _reason_to_skip(parameter: Tensor) -> str:
-    if not parameter.dtype.is_floating_point:
-        return f"not floating-point ({parameter.dtype})"
-    return "" if parameter.requires_grad else "frozen (requires_grad is False)"
 
 
 def _written(task: Task) -> Written:
