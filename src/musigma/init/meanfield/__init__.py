@@ -1,6 +1,19 @@
 """Mean-field theory of wide networks: what an activation and a weight variance do to a signal."""
 
 from musigma.init.meanfield._activations import Activation
+from musigma.init.meanfield._critical import Critical, critical
 from musigma.init.meanfield._gains import ActivationMoments, gain, moments_of
+from musigma.init.meanfield._maps import chi, correlation_map, slope, variance_map
 
-__all__ = ["Activation", "ActivationMoments", "gain", "moments_of"]
+__all__ = [
+    "Activation",
+    "ActivationMoments",
+    "Critical",
+    "chi",
+    "correlation_map",
+    "critical",
+    "gain",
+    "moments_of",
+    "slope",
+    "variance_map",
+]

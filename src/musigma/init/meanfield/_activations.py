@@ -133,7 +133,7 @@ def resolve(activation: Activation) -> tuple[Function, str]:
     References:
         None.
     """
-    raw, label = _lookup(activation)
+    raw, label = lookup(activation)
 
     def function(z: Tensor) -> Tensor:
         # In-place activations write to their argument, random ones draw.
@@ -145,7 +145,26 @@ def resolve(activation: Activation) -> tuple[Function, str]:
     return function, label
 
 
-def _lookup(activation: Activation) -> tuple[Callable[..., Tensor], str]:
+def lookup(activation: Activation) -> tuple[Callable[..., Tensor], str]:
+    """The raw function behind an activation (a float64 CPU copy of a module), and its label.
+
+    Args:
+        activation: as in `resolve`.
+
+    Returns:
+        The function, which may write to its argument or draw, and the label.
+
+    Raises:
+        ValueError: unknown name.
+        TypeError: nothing of the kind, or a PReLU of several slopes.
+
+    Example:
+        >>> lookup("Swish")[1]
+        'silu'
+
+    References:
+        None.
+    """
     if isinstance(activation, str):
         name = canonical_name(activation)
         return ACTIVATIONS[name], name

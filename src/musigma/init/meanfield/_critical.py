@@ -1,0 +1,230 @@
+"""The weight and bias variance at which an activation passes signals and gradients on unchanged."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from musigma.init.meanfield._activations import Activation, resolve
+from musigma.init.meanfield._curve import Curve, curve_of
+from musigma.init.meanfield._maps import check_positive
+from musigma.init.meanfield._spread import Spread, spread
+
+# Standard deviations that are tried, nearest to 1 first: activations bend where z is of order 1. Below 1/11
+# nearly every activation is linear, above 5.7 nearly every one is a ReLU or a step.
+_STDS = sorted((2 ** (k / 4) for k in range(-14, 11)), key=lambda s: (abs(math.log(s)), s))
+# A point is stable if chance spreads log q and the log of the gradient's ratio there no more than √2 times as
+# far as in a ReLU net of the same width and depth, 5·depth/n, which is the least any kin of ReLU's has. It
+# must hold a factor 2 in q off the point too: that is where such a net strays (√(5·50/512) = 0.7 in log q).
+_MOST_SPREAD = 2.0
+_OFF = (0.5, 1.0, 2.0)
+_RELU = 5.0
+# Two unrelated inputs should keep half of their distance through all layers, where an activation can.
+_MOST_CORRELATION = 0.5
+_DEGREE = 32
+# What the quadrature may leave of a bias variance that is 0 in truth.
+_ROUNDING = 1e-8
+
+
+@dataclass(frozen=True)
+class Critical:
+    """Weights and biases for one activation: what they keep and what they cannot.
+
+    Attributes:
+        std: standard deviation the pre-activations have and keep.
+        weight_var: σw²: the weights' variance is σw²/fan_in.
+        bias_var: σb²: the biases' variance.
+        chi: factor on a gradient's variance per layer.
+        slope: dq'/dq: what a deviation of the variance is multiplied by per layer.
+        stable: chance of a finite width spreads signal and gradient about as little as in a ReLU net.
+        reachable: χ = 1 at this std, with a bias variance that isn't negative.
+        note: what can't be had and what to do about it; empty where all is well.
+
+    Example:
+        >>> import torch, musigma as ms
+        >>> point = ms.init.meanfield.critical("relu")
+        >>> point.std, point.weight_var, point.bias_var, point.chi, point.stable
+        (1.0, 2.0, 0.0, 1.0, True)
+    """
+
+    std: float
+    weight_var: float
+    bias_var: float
+    chi: float
+    slope: float
+    stable: bool
+    reachable: bool
+    note: str = ""
+
+
+def critical(activation: Activation, *, std: float | None = None, depth: int = 50) -> Critical:
+    """The point where signals keep their variance and gradients theirs, layer after layer.
+
+    Law: for pre-activations of variance q, σw² = 1/E[φ'(√q z)²] makes χ = 1, and σb² = q − σw²·E[φ(√q z)²]
+    keeps q. Such a point is `reachable` if σb² ≥ 0, and `stable` if deviations don't grow: over `depth`
+    layers the spread that a finite width causes, in q and in the gradient, may be √2 times that of a ReLU
+    net at most, at the point and a factor 2 to either side.
+
+    Without `std` the reachable, stable one nearest to 1 is taken at which two unrelated inputs still
+    correlate by at most 1/2 after all layers; if there is none (all kin of ReLU pull inputs together), the
+    reachable, stable one nearest to 1. Where no std up to 5.7 is reachable (sigmoid, softplus), the law
+    keeps the variance forward, σw² = q/E[φ²], at the std whose χ is nearest to 1.
+
+    Args:
+        activation: φ: a name, (name, keywords), a callable or an activation module.
+        std: the pre-activations' standard deviation; chosen if None.
+        depth: layers over which the point must be stable.
+
+    Returns:
+        The point.
+
+    Raises:
+        ValueError: std not positive, depth below 1; unknown name; φ is 0 almost everywhere or not finite.
+        TypeError: φ is not a fixed elementwise function.
+
+    Example:
+        >>> import torch, musigma as ms
+        >>> point = ms.init.meanfield.critical("tanh", std=1.0)
+        >>> round(point.weight_var, 4), round(point.bias_var, 4), round(point.slope, 4)
+        (2.1533, 0.151, 0.3915)
+        >>> ms.init.meanfield.critical("sigmoid").reachable
+        False
+
+    References:
+        Schoenholz et al. 2017, section 3; Hayou et al. 2019, algorithm 1.
+    """
+    if std is not None:
+        check_positive(std=std)
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1 layer, got {depth}")
+    curve = curve_of(activation)
+    return curve.remember(("critical", std, depth), lambda: _find(curve, activation, std, depth))
+
+
+def _find(curve: Curve, activation: Activation, std: float | None, depth: int) -> Critical:
+    if std is None:
+        # At every scale alike: one will do.
+        stds = [1.0] if _is_homogeneous(activation) else _STDS
+        return _choose(curve, [p for s in stds if (p := _try(curve, s, depth)) is not None], depth)
+    point = _point(curve, std * std, depth)
+    return point
+
+
+def _try(curve: Curve, std: float, depth: int) -> Critical | None:
+    """The point at a std, or None where an expectation doesn't exist there (exp under a wide density)."""
+    try:
+        return _point(curve, std * std, depth)
+    except ValueError:
+        if std == 1.0:
+            raise
+        return None
+
+
+def _choose(curve: Curve, points: list[Critical], depth: int) -> Critical:
+    """The best of the points, which are in order of preference."""
+    good = [p for p in points if p.reachable and p.stable]
+    # Chance may stand a slope above 1 for a few layers, but training will add to the depth it amounts to.
+    good = [p for p in good if p.slope <= 1 + _ROUNDING] or good
+    for point in good:
+        if _last_correlation(curve, point, depth) <= _MOST_CORRELATION:
+            return point
+    if good:
+        return good[0]
+    reachable = [p for p in points if p.reachable]
+    if reachable:
+        return min(reachable, key=lambda p: float(f"{max(_excess(curve, p, depth)):.6g}"))
+    return min(points, key=lambda p: abs(math.log(p.chi)) if 0 < p.chi < math.inf else math.inf)
+
+
+def _point(curve: Curve, var: float, depth: int) -> Critical:
+    at = curve.point(var)
+    if curve.square(var) == 0.0:
+        raise ValueError(
+            f"an activation must pass something on, but {curve.label} is 0 for (almost) every "
+            f"z ~ N(0, {var:g}); no weights make up for that"
+        )
+    if 0.0 < at.slope_square < math.inf:
+        weight_var = 1 / at.slope_square
+        bias_var = var - weight_var * at.square
+        if abs(bias_var) <= _ROUNDING * var:
+            bias_var = 0.0
+        if bias_var >= 0.0:
+            return _judged(curve, var, weight_var, bias_var, depth, reachable=True)
+    return _judged(curve, var, var / at.square, 0.0, depth, reachable=False)
+
+
+def _judged(
+    curve: Curve, var: float, weight_var: float, bias_var: float, depth: int, *, reachable: bool
+) -> Critical:
+    at = curve.point(var)
+    found = Critical(
+        std=math.sqrt(var),
+        weight_var=weight_var,
+        bias_var=bias_var,
+        chi=1.0 if reachable else weight_var * at.slope_square,
+        slope=weight_var * at.square_rate,
+        stable=True,
+        reachable=reachable,
+    )
+    stable = max(_excess(curve, found, depth)) <= _MOST_SPREAD
+    note = _note(curve, found, stable, depth)
+    return Critical(**{**vars(found), "stable": stable, "note": note})
+
+
+def _excess(curve: Curve, point: Critical, depth: int) -> Spread:
+    """The worst spread near a point, in units of a ReLU net's."""
+    if not 0.0 < point.chi < math.inf:
+        return Spread(math.inf, math.inf)
+    var = point.std**2
+    try:
+        seen = [spread(curve, var * off, point.weight_var, point.bias_var, depth) for off in _OFF]
+    except (ValueError, ZeroDivisionError):
+        return Spread(math.inf, math.inf)
+    worst = [max(values) / (_RELU * depth) for values in zip(*seen, strict=True)]
+    return Spread(*(math.inf if math.isnan(value) else value for value in worst))
+
+
+def _last_correlation(curve: Curve, point: Critical, depth: int) -> float:
+    """Correlation of two unrelated inputs after all layers, or the first value above the bound."""
+    var, c = point.std**2, 0.0
+    squares = curve.hermite(var, _DEGREE).square().tolist()
+    # What the expansion leaves out has a higher power of c still: here at most 2^-33 of it.
+    for _ in range(depth):
+        power = product = 0.0
+        for k, square in enumerate(squares):
+            power = c**k
+            product += square * power
+        c = (point.weight_var * product + point.bias_var) / var
+        if c > _MOST_CORRELATION:
+            break
+    return c
+
+
+def _note(curve: Curve, point: Critical, stable: bool, depth: int) -> str:
+    said = []
+    if point.chi == 0.0:
+        said.append(f"no gradient passes {curve.label}: its derivative is 0 almost everywhere")
+    elif math.isinf(point.chi):
+        said.append(f"{curve.label} jumps, and autograd does not follow it: it has no χ")
+    elif not point.reachable:
+        said.append(
+            f"χ = 1 at std {point.std:.3g} would take a negative bias variance: the law keeps the signal, "
+            f"and a gradient's variance changes by {point.chi:.3g} a layer "
+            f"({point.chi**depth:.1g} over {depth}); put a norm before {curve.label}"
+        )
+    elif not stable:
+        said.append(
+            f"at std {point.std:.3g} a deviation of the variance is multiplied by {point.slope:.3g} a layer, "
+            f"which a finite width does not stand for {depth} layers; put a norm before {curve.label}"
+        )
+    if curve.jumps and not math.isinf(point.chi) and point.chi != 0.0:
+        said.append(f"{curve.label} jumps: χ is the gradient's, and nearby inputs part faster than it says")
+    return "; ".join(said)
+
+
+def _is_homogeneous(activation: Activation) -> bool:
+    """φ(2z) = 2φ(z): ReLU's kin, the same at every std."""
+    function, _ = resolve(activation)
+    z = torch.linspace(-8.0, 8.0, 129, dtype=torch.float64, device="cpu")
+    # Doubling is exact, and so is what a piecewise linear function does with it.
+    return bool(torch.equal(function(2 * z), 2 * function(z)))
