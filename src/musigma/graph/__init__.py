@@ -6,8 +6,9 @@ from musigma.graph._graph import Graph
 from musigma.graph._nodes import UNKNOWN, Buffer, Edge, Input, Node, Parameter, Source, TensorSpec, Unknown
 from musigma.graph._norms import Norm, NormPath
 from musigma.graph._record import record, unwrap
+from musigma.graph._replay import rerun
 from musigma.graph._residual import Branch
-from musigma.graph._run import call, forked_rng
+from musigma.graph._run import call, forked_rng, named_inputs
 from musigma.graph._tensors import tensors
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "call",
     "forked_rng",
     "kinds",
+    "named_inputs",
     "record",
+    "rerun",
     "tensors",
     "unwrap",
 ]

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from musigma.graph._example import Example, arguments
+from musigma.graph._example import Example, arguments, input_names
 
 
 def call(model: nn.Module, example: Example) -> Any:
@@ -20,6 +20,20 @@ def call(model: nn.Module, example: Example) -> Any:
     """
     args, kwargs = arguments(example)
     return model(*args, **kwargs)
+
+
+def named_inputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
+    """The example's tensors under the names that the graph of a recording gives them.
+
+    Raises:
+        TypeError: the example is no tensor, tuple of arguments or mapping of keyword arguments.
+
+    Example:
+        >>> list(named_inputs(nn.Linear(2, 2), torch.zeros(1, 2)))
+        ['input']
+    """
+    args, kwargs = arguments(example)
+    return dict(input_names(model, args, kwargs))
 
 
 @contextmanager

@@ -9,11 +9,13 @@ from musigma.init._packing import blocks
 from musigma.init._per_block import per_block
 from musigma.init._report import ApplyReport, Written
 from musigma.init.meanfield import Activation, ActivationMoments, gain, moments_of
+from musigma.init.planning import Entry, Layer, Plan, Verification, initialize, plan
 from musigma.init.schemes import (
     SCHEMES,
     Law,
     Sample,
     Scheme,
+    block_constant_,
     constant_,
     delta_orthogonal_,
     depth_scaled_,
@@ -49,12 +51,17 @@ __all__ = [
     "Activation",
     "ActivationMoments",
     "ApplyReport",
+    "Entry",
     "Fans",
     "Law",
+    "Layer",
+    "Plan",
     "Sample",
     "Scheme",
+    "Verification",
     "Written",
     "apply",
+    "block_constant_",
     "blocks",
     "constant_",
     "delta_orthogonal_",
@@ -67,6 +74,7 @@ __all__ = [
     "he_normal_",
     "he_uniform_",
     "identity_",
+    "initialize",
     "lecun_normal_",
     "lecun_uniform_",
     "lstm_forget_bias_",
@@ -79,6 +87,7 @@ __all__ = [
     "ones_",
     "orthogonal_",
     "per_block",
+    "plan",
     "small_init_",
     "sparse_",
     "torch_default_",

@@ -1,5 +1,6 @@
 """One scheme, one function: each fills a tensor in place and declares the law it keeps."""
 
+from musigma.init.schemes._blocks import block_constant_
 from musigma.init.schemes._constant import constant_, ones_, zeros_
 from musigma.init.schemes._depth import depth_scaled_, small_init_, wang_
 from musigma.init.schemes._fixed import normal_, normal_hundredth_, normal_tenth_, uniform_, uniform_centered_
@@ -20,6 +21,7 @@ __all__ = [
     "Law",
     "Sample",
     "Scheme",
+    "block_constant_",
     "constant_",
     "delta_orthogonal_",
     "depth_scaled_",

@@ -1,0 +1,101 @@
+"""A plan: every tensor of a model with its law, before anything is written."""
+
+from __future__ import annotations
+
+import functools
+import glob
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from musigma.graph import Graph
+from musigma.init._apply import apply
+from musigma.init._report import ApplyReport
+from musigma.init.planning import _render
+from musigma.init.planning._entry import Entry, Layer
+from musigma.init.schemes._scheme import SCHEMES
+
+if TYPE_CHECKING:
+    from musigma.init.planning._verification import Verification
+
+
+@dataclass
+class Plan:
+    """How every tensor of a model is to be initialized, and what is expected then.
+
+    Iterating gives the entries; printing gives a table.
+
+    Attributes:
+        entries: one for each tensor that is written, in order of registration.
+        layers: what is expected of each weight layer, in execution order.
+        skipped: name → why a tensor stays as it is.
+        notes: what can't be met and what to do, and which path ran.
+        seed: what the numbers are drawn from, with each tensor's name.
+        scheme: "auto", or what was asked for.
+        graph: the model as it ran.
+        verification: what was measured after the initialization; None if nothing was.
+
+    Example:
+        >>> import torch, musigma as ms
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        >>> plan = ms.init.plan(model, torch.randn(32, 8, generator=torch.Generator().manual_seed(0)))
+        >>> plan["0.weight"].activation, plan["0.bias"].scheme
+        ('relu', 'zeros')
+    """
+
+    entries: tuple[Entry, ...]
+    layers: tuple[Layer, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    seed: int = 0
+    scheme: str = "auto"
+    graph: Graph | None = None
+    verification: Verification | None = None
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, name: str) -> Entry:
+        for entry in self.entries:
+            if name == entry.tensor or name in entry.tied:
+                return entry
+        why = f"; it is left as it is: {self.skipped[name]}" if name in self.skipped else ""
+        raise KeyError(f"{name!r} has no entry in the plan{why}")
+
+    def apply(self, model: nn.Module, seed: int | None = None) -> ApplyReport:
+        """Write what is planned.
+
+        Args:
+            model: the planned model, or one with tensors of the same names and shapes.
+            seed: another seed than the plan's.
+
+        Returns:
+            What was written.
+
+        Raises:
+            ValueError: the model lacks a tensor of the plan. Nothing has changed then.
+        """
+        rules = {
+            glob.escape(entry.tensor): functools.partial(SCHEMES[entry.scheme].function, **entry.options)
+            for entry in self.entries
+        }
+        return apply(model, rules, seed=self.seed if seed is None else seed)
+
+    def __str__(self) -> str:
+        return _render.table(self)
+
+    def to_json(self) -> str:
+        """The plan as JSON: entries, layers, what is skipped, notes and the verification."""
+        return _render.to_json(self)
+
+    def to_html(self) -> str:
+        """The plan as one HTML page that needs nothing else."""
+        return _render.to_html(self)
+
+    def _repr_html_(self) -> str:
+        return _render.fragment(self)

@@ -1,0 +1,132 @@
+"""Forward through a recorded graph: what every edge holds when the layers have the plan's laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from musigma.graph import Edge, Graph, Input, Node, Source, kinds
+from musigma.init.planning._entry import Layer
+from musigma.init.planning._facts import Facts
+from musigma.init.planning._signal import Draws, Signal
+
+if TYPE_CHECKING:
+    from musigma.init.planning._choose import Chooser
+
+Rule = Callable[["Walk", Node], None]
+RULES: dict[str, Rule] = {}
+"""Op → what it does to signals; the families fill it."""
+
+
+def rule(names: frozenset[str]) -> Callable[[Rule], Rule]:
+    """Register what an op family does to signals."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class Walk:
+    """One pass over a graph, in execution order.
+
+    Attributes:
+        graph: what is walked over.
+        draws: where draws come from.
+        facts: what the example told.
+        chooser: decides a weight's law when the walk comes to its first use.
+        layers: node index → what is expected of the weight layer there.
+        unknown: node index → why no rule knows what the op does.
+
+    Args:
+        graph: a recorded graph.
+        chooser: who decides.
+        facts: what the recording told.
+    """
+
+    def __init__(self, graph: Graph, chooser: Chooser, facts: Facts) -> None:
+        self.graph = graph
+        self.draws = Draws(facts.count)
+        self.facts = facts
+        self.chooser = chooser
+        self.layers: dict[int, Layer] = {}
+        self.unknown: dict[int, str] = {}
+        self._signals: dict[object, Signal] = {
+            Input(name): Signal(values, "the example's own values") for name, values in facts.inputs.items()
+        }
+        self._norms = {norm.node.index: norm for norm in graph.norms() if len(norm.nodes) > 1}
+
+    def run(self) -> None:
+        """Visit every node."""
+        for node in self.graph.nodes:
+            self.visit(node)
+
+    def visit(self, node: Node) -> None:
+        """Say what a node's outputs hold."""
+        if not (self.graph.is_live(node) or self._is_look_up(node) or self.inputs(node)):
+            return
+        if node.index in self._norms:
+            from_ = self.signal(self._norms[node.index].source)
+            if from_ is not None:
+                self.put(node, normalized(from_, centered=self._norms[node.index].centered))
+                return
+        found = RULES.get(node.op)
+        if found is not None:
+            found(self, node)
+
+    def _is_look_up(self, node: Node) -> bool:
+        """A table that is read at places which don't depend on the example: learned positions."""
+        return node.op in kinds.EMBEDDINGS and bool(self.graph.weights(node))
+
+    def signal(self, source: Source | tuple[int, int]) -> Signal | None:
+        """What a source holds; None where nothing is known, or where it is no real number."""
+        return self._signals.get(source.key if isinstance(source, Edge) else source)
+
+    def put(self, node: Node, *signals: Signal | None) -> None:
+        """Say what a node's outputs hold; one signal stands for all of them."""
+        if len(signals) == 1:
+            signals *= len(node.outputs)
+        for output, signal in enumerate(signals[: len(node.outputs)]):
+            if signal is not None:
+                self._signals[node.index, output] = signal
+
+    def inputs(self, node: Node) -> list[tuple[Source, Signal]]:
+        """The inputs of a node that carry a signal."""
+        found = ((source, self.signal(source)) for source in node.inputs)
+        return [(source, signal) for source, signal in found if signal is not None]
+
+    def argument(self, node: Node, name: str) -> Signal | None:
+        """What an argument of a node holds."""
+        sources = node.arguments.get(name, ())
+        return self.signal(sources[0]) if sources else None
+
+    def shape(self, source: Source) -> tuple[int, ...]:
+        """The shape of a source."""
+        if isinstance(source, Edge):
+            return tuple(map(int, self.graph.nodes[source].outputs[source.output].shape))
+        if isinstance(source, Input):
+            return self.facts.shapes.get(source.name, ())
+        spec = self.graph.specs.get(getattr(source, "name", ""))
+        return tuple(map(int, spec.shape)) if spec is not None else ()
+
+    def values(self) -> Mapping[object, Signal]:
+        """Every edge that carries a signal."""
+        return self._signals
+
+
+def normalized(signal: Signal, *, centered: bool) -> Signal:
+    """A signal brought to second moment 1, and to mean 0 if centered."""
+    x = signal.values
+    if centered:
+        x = x - x[0].mean()
+    size = x[0].square().mean().sqrt()
+    return signal.like(x / size if float(size) > 0 else torch.zeros_like(x))
+
+
+def expanded(values: Tensor) -> Tensor:
+    """(n,) draws of a constant as the three rows of a signal: the same everywhere."""
+    return values.expand(3, -1)

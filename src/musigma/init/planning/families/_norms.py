@@ -1,0 +1,64 @@
+"""Normalizations: second moment 1, times the weight and bias the plan gives them (1 and 0)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from musigma.graph import Node, kinds
+from musigma.init.planning._signal import EXAMPLE, HERE, PLACE, Signal
+from musigma.init.planning._walk import Walk, normalized, rule
+
+# Below this correlation between examples the batch has no mean to speak of, and the shape stays as it was.
+_SHARED = 0.05
+
+
+@rule(kinds.NORMS | {"normalize"})
+def normalize(walk: Walk, node: Node) -> None:
+    """Moments 0 and 1; a batch norm also takes away what all examples share."""
+    found = walk.inputs(node)
+    if not found:
+        return
+    signal = _summed(found)
+    scale = walk.chooser.norm_scale(node)
+    if node.op in kinds.BATCH_NORMS:
+        walk.put(node, _over_batch(walk, node, signal, scale))
+        return
+    if node.op == "local_response_norm":
+        walk.put(node, signal)
+        return
+    done = normalized(signal, centered=node.op in kinds.CENTERING_NORMS)
+    if node.op == "normalize":  # to length 1
+        scale /= math.sqrt(max(int(node.shapes[0][-1]), 1))
+    outputs = [done.like(done.values * scale)]
+    if len(node.outputs) > 1 and node.op in kinds.ADDITIONS:
+        outputs.append(signal)
+    walk.put(node, *outputs)
+
+
+def _summed(found: Sequence[tuple[object, Signal]]) -> Signal:
+    if len(found) == 1:
+        return found[0][1]
+    return found[0][1].like(found[0][1].values + found[1][1].values)
+
+
+def _over_batch(walk: Walk, node: Node, signal: Signal, scale: float) -> Signal:
+    """Per unit over examples and places: their common part is the mean that is subtracted."""
+    if node.options.get("training") is False and node.buffers:
+        return signal.like(signal.values * scale)  # running statistics of a fresh model: 0 and 1
+    c = signal.covariance.clone()
+    c = c - c[HERE, EXAMPLE]
+    size = float(c[HERE, HERE])
+    if size <= 1e-12 * signal.second or len(node.shapes[0]) < 2:
+        return signal.like(torch.zeros_like(signal.values))
+    if float(signal.covariance[HERE, EXAMPLE]) < _SHARED * signal.second:
+        done = normalized(signal, centered=True)
+        return done.like(done.values * scale)
+    # In a batch of b the mean of b numbers is taken: two of the rest have correlation −1/(b − 1).
+    c = c / size
+    c[PLACE, PLACE] = c[EXAMPLE, EXAMPLE] = 1.0
+    other = -1 / (max(int(node.shapes[0][0]), 2) - 1)
+    c[HERE, EXAMPLE] = c[EXAMPLE, HERE] = c[PLACE, EXAMPLE] = c[EXAMPLE, PLACE] = other
+    return signal.like(walk.draws.normal(c, node.index) * scale)
