@@ -8,6 +8,7 @@ from musigma.init._names import generator_for
 from musigma.init._packing import blocks
 from musigma.init._per_block import per_block
 from musigma.init._report import ApplyReport, Written
+from musigma.init.auditing import Audit, Finding, TensorAudit, audit
 from musigma.init.meanfield import Activation, ActivationMoments, gain, moments_of
 from musigma.init.planning import Entry, Layer, Plan, Verification, initialize, plan
 from musigma.init.schemes import (
@@ -51,16 +52,20 @@ __all__ = [
     "Activation",
     "ActivationMoments",
     "ApplyReport",
+    "Audit",
     "Entry",
     "Fans",
+    "Finding",
     "Law",
     "Layer",
     "Plan",
     "Sample",
     "Scheme",
+    "TensorAudit",
     "Verification",
     "Written",
     "apply",
+    "audit",
     "block_constant_",
     "blocks",
     "constant_",

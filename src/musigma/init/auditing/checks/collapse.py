@@ -1,0 +1,87 @@
+"""samples-collapse: the activations keep a size, but no longer differ between examples.
+
+Torch's default holds the standard deviation of a deep ReLU net up by its biases: 0.028 after twenty layers,
+of which 1e-12 tells examples apart, so that the output is one number for all inputs. It is said where less
+than a hundred-thousandth of the second moment is between examples (a gradient step on what is common to them
+is then three hundred times one on what tells them apart: a learning rate that one bears starves the other),
+and less than a hundredth of what a critical ReLU net of that depth would have kept: healthy nets make
+examples alike too, but only as a power of the depth.
+"""
+
+import math
+from collections.abc import Iterator
+
+from musigma.graph import Node, kinds
+from musigma.init.auditing._chains import Chain, chains, culprits
+from musigma.init.auditing._report import Finding
+from musigma.init.auditing._scene import Scene, check
+
+_ALIKE = 1e-5
+_BELOW_CRITICAL = 0.01
+
+
+@check("samples-collapse")
+def check_collapse(scene: Scene) -> Iterator[Finding]:
+    """One finding for every weight whose gain is to blame."""
+    if scene.trained or scene.signal is None or (scene.signal.batch or 0) < 2:
+        return
+    said: set[str] = set()
+    collapsed = [
+        (chain, critical)
+        for chain in chains(scene, _restores)
+        if (critical := _collapsed(scene, chain)) is not None
+    ]
+    for chain, critical in sorted(collapsed, key=lambda pair: -len(pair[0].layers)):
+        last = chain.received[-1]
+        share = math.sqrt(last.share or 0.0)
+        for facts, factor, wanted in culprits(scene, chain.layers[:-1], -1):
+            if facts.name in said:
+                continue
+            said.add(facts.name)
+            yield Finding(
+                facts.name,
+                f"samples-collapse: after {chain.depth} layers what differs between examples is "
+                f"{share:.2g} of the rms ({last.rms:.3g}), {math.sqrt(critical):.2g} in a critical net; "
+                f"E[z²]/E[x²] is {factor:.3g} here where what follows wants {wanted:.3g}.",
+                {
+                    "realised": facts.std,
+                    "expected": facts.std * math.sqrt(wanted / factor) if factor > 0 else None,
+                    "between_over_rms": share,
+                    "critical_between_over_rms": math.sqrt(critical),
+                    "rms": last.rms,
+                    "std_between": share * last.rms,
+                    "layers": chain.depth,
+                    "factor": factor,
+                    "wanted": wanted,
+                    "var_times_fan_in": None if facts.fans is None else facts.std**2 * facts.fans.fan_in,
+                    "n": facts.count,
+                },
+                f"draw it with Var(W) = {wanted:.3g}/fan_in and biases of 0 (musigma.init.initialize does), "
+                f"or normalize over the batch between layers",
+            )
+
+
+def _restores(node: Node) -> bool:
+    """BatchNorm makes what differs between examples large again; norms of one example don't."""
+    return node.op in kinds.BATCH_NORMS | kinds.EMBEDDINGS
+
+
+def _collapsed(scene: Scene, chain: Chain) -> float | None:
+    """The share that a critical net would have kept at the chain's last layer; None if all is in order."""
+    assert scene.signal is not None
+    batch = scene.signal.batch or 0
+    start, share = chain.received[0].share, chain.received[-1].share
+    if chain.depth < 1 or start is None or share is None or not start > 0:
+        return None
+    whole = (batch - 1) / batch
+    cosine = 1 - min(start / whole, 1.0)
+    for _ in range(chain.depth):
+        cosine = _relu_cosine(cosine)
+    critical = (1 - cosine) * whole
+    return critical if share < _ALIKE and share < _BELOW_CRITICAL * critical else None
+
+
+def _relu_cosine(c: float) -> float:
+    """The cosine of two examples after a ReLU layer with He's variance (Cho & Saul 2009, eq. 6, n = 1)."""
+    c = max(-1.0, min(1.0, c))
+    return (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi

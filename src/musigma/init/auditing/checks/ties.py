@@ -1,0 +1,102 @@
+"""tied-scaled-twice: a weight with two names, whose scale factor was applied once for every name.
+
+A loop over names (or over the modules that share a weight) multiplies a tied tensor as often as it has names:
+σ/(2L) stands where σ/√(2L) was meant, 1/d where 1/√d was. It is said where the spread is a usual one times a
+usual factor to the power of two or more, up to the number of names, and neither the usual one itself nor that
+times the factor once.
+"""
+
+import math
+from collections.abc import Iterator
+
+from musigma.init.auditing._facts import Facts
+from musigma.init.auditing._identify import FEW
+from musigma.init.auditing._interval import std_interval
+from musigma.init.auditing._report import Finding
+from musigma.init.auditing._scene import Scene, check
+from musigma.init.schemes._scheme import Law
+
+_KURTOSIS = {"normal": 3.0, "uniform": 1.8, "truncated": 2.37}
+
+
+@check("tied-scaled-twice")
+def check_ties(scene: Scene) -> Iterator[Finding]:
+    """One finding a tied tensor."""
+    for facts in scene.facts:
+        family, names = scene.family(facts), facts.names
+        if len(names) < 2 or not family or facts.count < FEW or scene.laws[facts.name].named:
+            continue
+        found = _twice(scene, facts, family)
+        if found is None:
+            continue
+        base, factor, times, what = found
+        wanted = base * factor
+        yield Finding(
+            facts.name,
+            f"tied-scaled-twice: std {facts.std:.4g} is {base:.4g} times {what} {times} times over, once for "
+            f"each of its {len(names)} names ({', '.join(names)}); once makes {wanted:.4g}.",
+            {
+                "realised": facts.std,
+                "expected": wanted,
+                "interval": list(_interval(facts, family, wanted, scene.z)),
+                "ratio": facts.std / wanted,
+                "factor": factor,
+                "times": times,
+                "names": list(names),
+                "n": facts.count,
+            },
+            f"multiply it by {1 / factor ** (times - 1):.4g}, and scale tensors, not names: "
+            f"model.parameters() gives a tied one once",
+        )
+
+
+def _twice(scene: Scene, facts: Facts, family: str) -> tuple[float, float, int, str] | None:
+    """(base, factor, power, the factor in words) that explain a spread which nothing simpler does."""
+    bases = list(_bases(scene, facts))
+    factors = list(_factors(scene, facts))
+    for base in bases:
+        if any(_is(facts, family, base * factor, scene.z) for factor, _ in [(1.0, ""), *factors]):
+            return None
+    for times in range(2, len(facts.names) + 1):
+        for base in bases:
+            for factor, what in factors:
+                if _is(facts, family, base * factor**times, scene.z):
+                    return base, factor, times, what
+    return None
+
+
+def _bases(scene: Scene, facts: Facts) -> Iterator[float]:
+    """Spreads before scaling: that of weights of the same shape, and the usual ones."""
+    yield from dict.fromkeys(
+        round(law.std, 9)
+        for other in scene.facts
+        if other.shape == facts.shape
+        and len(other.names) < 2
+        and scene.laws[other.name].named
+        and (law := scene.laws[other.name].law) is not None
+        and law.std > 0
+    )
+    yield from (0.02, 1.0)
+    if facts.fans is not None and facts.fans.fan_in > 0:
+        yield from (math.sqrt(c / facts.fans.fan_in) for c in (1.0, 2.0, 1 / 3))
+        yield math.sqrt(2 / sum(facts.fans))
+
+
+def _factors(scene: Scene, facts: Facts) -> Iterator[tuple[float, str]]:
+    counts = {len(scene.branches), 2 * len(facts.names), len(facts.names)}
+    for count in sorted(counts - {0, 1}, reverse=True):
+        yield 1 / math.sqrt(count), f"1/√{count}"
+    if facts.values.dim() == 2:
+        width = facts.shape[1]
+        yield 1 / math.sqrt(width), f"1/√{width}"
+    yield 0.5, "1/2"
+    yield math.sqrt(2), "√2"
+
+
+def _is(facts: Facts, family: str, std: float, z: float) -> bool:
+    low, high = _interval(facts, family, std, z)
+    return low <= facts.std <= high
+
+
+def _interval(facts: Facts, family: str, std: float, z: float) -> tuple[float, float]:
+    return std_interval(Law(0.0, std**2, _KURTOSIS[family]), facts.count, z)
