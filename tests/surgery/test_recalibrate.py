@@ -11,7 +11,7 @@ DATA = [torch.tensor([[1.0], [2.0], [3.0], [6.0]]), torch.tensor([[4.0], [8.0]])
 WHOLE = torch.cat(DATA)
 
 
-@pytest.mark.parametrize("mode", ["one_pass", "layerwise"])
+@pytest.mark.parametrize("mode", ["one-pass", "layerwise"])
 def test_by_hand_with_unequal_batches(mode: str) -> None:
     # 24/7, and Σ(x − 24/7)²/6; an average of averages would give (3 + 6 + 0)/3 = 3
     net, certificate = recalibrate(nn.BatchNorm1d(1), [*DATA[:2], torch.tensor([[0.0], [0.0]])], mode=mode)
@@ -27,7 +27,7 @@ def test_a_last_batch_of_one_is_no_obstacle_layer_by_layer() -> None:
     torch.testing.assert_close(net.running_var, WHOLE.var(0))
 
 
-@pytest.mark.parametrize("mode", ["one_pass", "layerwise"])
+@pytest.mark.parametrize("mode", ["one-pass", "layerwise"])
 def test_model_modes_random_state_and_momentum_play_no_part(mode: str) -> None:
     net = nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3, momentum=0.0), nn.Dropout(0.5), nn.BatchNorm1d(3))
     net[2].eval()
@@ -78,7 +78,7 @@ class Two(nn.Module):
         return self.norm(x + y) * scale
 
 
-@pytest.mark.parametrize("mode", ["one_pass", "layerwise"])
+@pytest.mark.parametrize("mode", ["one-pass", "layerwise"])
 def test_every_way_to_hand_over_data(mode: str) -> None:
     x, targets = WHOLE, torch.arange(len(WHOLE))
     loader = torch.utils.data.DataLoader
@@ -113,7 +113,7 @@ def test_frozen_layers_are_left_alone() -> None:
     assert [c.split(":")[0] for c in certificate.changed] == ["1"]
 
 
-@pytest.mark.parametrize("mode", ["one_pass", "layerwise"])
+@pytest.mark.parametrize("mode", ["one-pass", "layerwise"])
 def test_nothing_to_read_and_a_used_up_iterator(mode: str) -> None:
     with pytest.raises(ValueError, match="at least one batch"):
         recalibrate(nn.BatchNorm1d(1), [], mode=mode)
@@ -139,7 +139,7 @@ def test_public_failure_c92_accuracy_comes_back() -> None:
     assert accuracy(recalibrate(net, x.split(128))[0]) > 0.95
 
 
-@pytest.mark.parametrize("mode", ["one_pass", "layerwise"])
+@pytest.mark.parametrize("mode", ["one-pass", "layerwise"])
 def test_an_in_place_first_layer_does_not_reach_the_batches(mode: str) -> None:
     x = torch.tensor([[-1.0], [2.0], [-3.0]])
     recalibrate(nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(1)), [x], mode=mode)
@@ -155,7 +155,7 @@ class Padded(nn.Module):
         return self.norm(input=x, mask=mask)
 
 
-@pytest.mark.parametrize("mode", ["one_pass", "layerwise"])
+@pytest.mark.parametrize("mode", ["one-pass", "layerwise"])
 def test_padding_that_a_mask_drops_stays_out_and_arguments_have_names(mode: str) -> None:
     x = torch.tensor([[1.0, 10.0], [2.0, 20.0], [6.0, 60.0], [999.0, 999.0]])
     mask = torch.tensor([[True], [True], [True], [False]])

@@ -1,5 +1,6 @@
 """Change a model that exists, on a copy, with a certificate."""
 
+from musigma.surgery._adapt import adapt
 from musigma.surgery._cancelled import CancelledBias, cancelled_biases
 from musigma.surgery._certificate import Certificate, CertificateError
 from musigma.surgery._freeze import freeze, unfreeze
@@ -12,6 +13,7 @@ __all__ = [
     "CancelledBias",
     "Certificate",
     "CertificateError",
+    "adapt",
     "cancelled_biases",
     "freeze",
     "recalibrate",
