@@ -14,7 +14,7 @@ import musigma as ms
 
 FLOORS = ("statistics", "ops", "graph", "functional", "nn", "inputs", "init", "surgery", "doctor", "lab")
 # The public submodules that a floor doesn't re-export.
-INSIDE = ("doctor.report", "lab.bench")
+INSIDE = ("init.meanfield", "doctor.report", "lab.bench")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

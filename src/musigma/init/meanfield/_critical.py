@@ -21,7 +21,6 @@ _OFF = (0.5, 1.0, 2.0)
 _RELU = 5.0
 # Two unrelated inputs should keep half of their distance through all layers, where an activation can.
 _MOST_CORRELATION = 0.5
-_DEGREE = 32
 # What the quadrature may leave of a bias variance that is 0 in truth.
 _ROUNDING = 1e-8
 
@@ -187,13 +186,10 @@ def _excess(curve: Curve, point: Critical, depth: int) -> Spread:
 def _last_correlation(curve: Curve, point: Critical, depth: int) -> float:
     """Correlation of two unrelated inputs after all layers, or the first value above the bound."""
     var, c = point.std**2, 0.0
-    squares = curve.hermite(var, _DEGREE).square().tolist()
-    # What the expansion leaves out has a higher power of c still: here at most 2^-33 of it.
+    values, _, _ = curve.series(var)
+    squares = values.square().tolist()
     for _ in range(depth):
-        power = product = 0.0
-        for k, square in enumerate(squares):
-            power = c**k
-            product += square * power
+        product = sum(square * c**k for k, square in enumerate(squares))
         c = (point.weight_var * product + point.bias_var) / var
         if c > _MOST_CORRELATION:
             break

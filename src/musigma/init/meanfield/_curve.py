@@ -1,5 +1,6 @@
 """The expectations of one activation under N(0, q), computed once per activation and q."""
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, MutableMapping
@@ -8,12 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from musigma.init.meanfield._activations import Activation, canonical_name, resolve
+from musigma.init.meanfield._activations import Activation, Function, canonical_name, resolve
 from musigma.init.meanfield._derivative import Pair, differentiate, has_jumps
 from musigma.init.meanfield._partition import breaks
 from musigma.init.meanfield._quadrature import expect
 
 Store = dict[Any, Any]
+# Hermite polynomials up to here: at correlation 1/2 the rest is 2^-33.
+_DEGREE = 32
 # What names and torch's own modules stand for never changes; other callables are remembered while they live.
 _BY_VALUE: dict[Any, Store] = {}
 _BY_IDENTITY: MutableMapping[Any, tuple[bytes, Store]] = weakref.WeakKeyDictionary()
@@ -53,7 +56,7 @@ class Curve:
 
     @property
     def label(self) -> str:
-        return str(self.remember("label", lambda: self._pair()[1]))
+        return str(self.remember("label", lambda: self._differentiated[1]))
 
     @property
     def jumps(self) -> bool:
@@ -61,20 +64,25 @@ class Curve:
 
     @property
     def by_autograd(self) -> bool:
-        return bool(self.remember("autograd", lambda: self._pair()[2]))
+        return bool(self.remember("autograd", lambda: self._differentiated[2]))
 
     @property
     def breaks(self) -> Tensor:
-        return self.remember("breaks", lambda: breaks(self._pair()[0]))
+        return self.remember("breaks", lambda: breaks(self._differentiated[0]))
 
-    def _pair(self) -> tuple[Pair, str, bool]:
+    @functools.cached_property
+    def _differentiated(self) -> tuple[Pair, str, bool]:
         return differentiate(self._activation)
+
+    @functools.cached_property
+    def _function(self) -> tuple[Function, str]:
+        return resolve(self._activation)
 
     def point(self, var: float) -> Point:
         return self.remember(("point", var), lambda: self._point(var))
 
     def _point(self, var: float) -> Point:
-        pair, label, by_autograd = self._pair()
+        pair, label, by_autograd = self._differentiated
         if var == 0.0:
             value, slope = (float(v) for v in pair(torch.zeros(1, dtype=torch.float64, device="cpu")))
             return Point(value, value**2, math.nan, slope**2, math.nan)
@@ -98,7 +106,7 @@ class Curve:
         return known.square if known else float(self.remember(("square", var), lambda: self._square(var)))
 
     def _square(self, var: float) -> float:
-        function, label = resolve(self._activation)
+        function, label = self._function
         if var == 0.0:
             return float(function(torch.zeros(1, dtype=torch.float64, device="cpu"))) ** 2
         squared = expect(lambda z: function(z).square()[None], 0.0, math.sqrt(var), label, breaks=self.breaks)
@@ -108,7 +116,7 @@ class Curve:
         return self.remember(("fourth", var), lambda: self._fourth(var))
 
     def _fourth(self, var: float) -> Fourth:
-        pair, label, _ = self._pair()
+        pair, label, _ = self._differentiated
 
         def terms(z: Tensor) -> Tensor:
             value, slope = (v.square() for v in pair(z))
@@ -117,22 +125,39 @@ class Curve:
         a, b, aa, bb, ab = expect(terms, 0.0, math.sqrt(var), label, breaks=self.breaks).tolist()
         return Fourth(*(x / y if y else math.nan for x, y in ((aa, a * a), (bb, b * b), (ab, a * b))))
 
-    def hermite(self, var: float, degree: int) -> Tensor:
-        """(degree + 1,): E[φ(√q t) h_k(t)] with h_k the normalized Hermite polynomials."""
-        return self.remember(("hermite", var, degree), lambda: self._hermite(var, degree))
+    def series(self, var: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Coefficients of φ, φ² and φ'² in normalized Hermite polynomials of z/√q, whose products say what
+        two normals of correlation c have in common: E[f(z₁)g(z₂)] = Σ fₖgₖcᵏ.
 
-    def _hermite(self, var: float, degree: int) -> Tensor:
-        function, label = resolve(self._activation)
+        The last coefficient stands for all beyond it: for f = g and c = 1 the sum is right, and for |c| < 1
+        what is beyond has a higher power still.
+        """
+        return self.remember(("series", var), lambda: self._series(var))
+
+    def _series(self, var: float) -> tuple[Tensor, Tensor, Tensor]:
+        pair, label, _ = self._differentiated
         std = math.sqrt(var)
 
         def terms(z: Tensor) -> Tensor:
+            value, slope = pair(z)
+            square, slope = value.square(), slope.square()
             t = z / std
             h = [torch.ones_like(t), t]
-            for k in range(1, degree):
+            for k in range(1, _DEGREE):
                 h.append((t * h[k] - math.sqrt(k) * h[k - 1]) / math.sqrt(k + 1))
-            return function(z) * torch.stack(h[: degree + 1])
+            basis = torch.stack(h)
+            return torch.cat(
+                [value * basis, square * basis, slope * basis, torch.stack([square, square**2, slope**2])]
+            )
 
-        return expect(terms, 0.0, std, label, breaks=self.breaks)
+        found = expect(terms, 0.0, std, label, breaks=self.breaks)
+        value, square, slope = found[:-3].view(3, _DEGREE + 1)
+        rests = [
+            (w - s.square().sum()).clamp_min(0).sqrt()
+            for w, s in zip(found[-3:], (value, square, slope), strict=True)
+        ]
+        ends = [torch.cat([s, rest[None]]) for s, rest in zip((value, square, slope), rests, strict=True)]
+        return ends[0], ends[1], ends[2]
 
 
 def curve_of(activation: Activation) -> Curve:

@@ -39,7 +39,7 @@ def expect_product(
         ValueError: the sum does not settle.
 
     Example:
-        >>> ends = torch.tensor([-13.0, 0.0, 13.0], dtype=torch.float64)
+        >>> ends = torch.linspace(-13.0, 13.0, 53, dtype=torch.float64)
         >>> product = expect_product(torch.relu, ends, 1.0, 0.0, "relu")
         >>> round(product * 2 * math.pi, 8)      # E[φ]² = 1/(2π)
         1.0

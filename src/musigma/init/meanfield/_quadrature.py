@@ -1,5 +1,6 @@
 """Expectations under a normal distribution, right at kinks and jumps."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -159,11 +160,17 @@ def is_noise(gaps: Tensor, before: Tensor) -> bool:
 
 def gauss(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, flat: bool = False) -> Tensor:
     """(k, panels): ∫ f(t) e^(−t²/2)/√(2π) dt, or flat ∫ f(t) dt, over each panel."""
-    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(_POINTS))
+    nodes, weights = _rule()
     half = (high - low) / 2
     t = (low + half)[:, None] + half[:, None] * nodes
     density = torch.ones_like(t) if flat else torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
     return (function(t.flatten()).view(-1, *t.shape) * density * weights).sum(-1) * half
+
+
+@functools.cache
+def _rule() -> tuple[Tensor, Tensor]:
+    nodes, weights = np.polynomial.legendre.leggauss(_POINTS)
+    return torch.from_numpy(nodes), torch.from_numpy(weights)
 
 
 def _panels(mean: float, std: float, breaks: Tensor | None) -> tuple[Tensor, Tensor]:
