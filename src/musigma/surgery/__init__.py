@@ -4,6 +4,7 @@ from musigma.surgery._adapt import adapt
 from musigma.surgery._cancelled import CancelledBias, cancelled_biases
 from musigma.surgery._certificate import Certificate, CertificateError
 from musigma.surgery._freeze import freeze, unfreeze
+from musigma.surgery._parameter_groups import parameter_groups
 from musigma.surgery._recalibrate import recalibrate
 from musigma.surgery._remove_bias import remove_bias
 from musigma.surgery._replace import replace
@@ -16,6 +17,7 @@ __all__ = [
     "adapt",
     "cancelled_biases",
     "freeze",
+    "parameter_groups",
     "recalibrate",
     "remove_bias",
     "replace",
