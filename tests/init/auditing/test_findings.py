@@ -279,9 +279,10 @@ def test_c90_default_under_deep_relu() -> None:
     model, x = mlp(20, 128), torch.randn(64, 128)
     found = [f for f in ms.init.audit(model, x) if f.code == "samples-collapse"]
     assert len(found) >= 18
-    evidence = found[0].evidence
+    # (the first layer reads what no ReLU has cut, and wants 1)
+    evidence = found[1].evidence
     assert evidence["var_times_fan_in"] == pytest.approx(1 / 3, rel=0.05)
-    assert evidence["wanted"] == pytest.approx(2)
+    assert evidence["wanted"] == pytest.approx(2, rel=0.05)
     # the spread looks healthy and is the same for every input
     assert evidence["rms"] > 0.02
     assert evidence["between_over_rms"] < 1e-5

@@ -9,19 +9,23 @@ from musigma.graph import unwrap
 from musigma.graph._example import Example
 from musigma.init.auditing import checks
 from musigma.init.auditing._candidates import candidates
+from musigma.init.auditing._expected import entries_of, expected_of, meets
 from musigma.init.auditing._facts import Facts, read
 from musigma.init.auditing._identify import FEW, Identified, identify
 from musigma.init.auditing._interval import critical_z, std_interval
 from musigma.init.auditing._report import Audit, Finding, TensorAudit
 from musigma.init.auditing._scene import CHECKS, Scene
 from musigma.init.auditing._signal import Signal, measure
+from musigma.init.planning import Entry, Plan
+from musigma.init.planning import plan as make_plan
+from musigma.init.schemes._scheme import Law
 
 # Of a thousand healthy models one may get a false alarm from the chance of its draw.
 RATE = 1e-3
 
 
 def audit(
-    model: nn.Module, example: Example | None = None, *, plan: Any = None, seed: int | None = None
+    model: nn.Module, example: Example | None = None, *, plan: Plan | None = None, seed: int | None = None
 ) -> Audit:
     """Look at how a model was initialized, and say what is wrong with it; nothing of it changes.
 
@@ -36,7 +40,8 @@ def audit(
     Args:
         model: any module, also a wrapped or compiled one, in any mode.
         example: a tensor, a tuple of arguments or a dict of keyword arguments; None judges tensors alone.
-        plan: what `musigma.init.plan` made for this model: the spreads to expect.
+        plan: what `musigma.init.plan` made for this model: then a tensor that misses it is a finding. Without
+            one, the spreads that musigma would choose stand beside the realised ones and nothing more.
         seed: what the model's own noise (dropout) starts from; default: the present state, left as it is.
 
     Returns:
@@ -44,6 +49,7 @@ def audit(
 
     Raises:
         TypeError: the model is no module, or the example none of the three.
+        ValueError: the plan is another model's; a lazy module, given an example, is not initialized yet.
         Exception: what the model raises on the example, with a note on the call.
 
     Example:
@@ -64,9 +70,18 @@ def audit(
     branches = 0 if graph is None else len(graph.residual_branches())
     laws = {f.name: identify(f, candidates(f, branches), z) for f in facts}
     trained = _is_trained(facts, laws)
-    scene = Scene(unwrap(model), facts, laws, z, graph, signal, trained, _notes(unread, trained))
+    notes = _notes(unread, trained)
+    wanted = plan
+    if plan is None and example is not None and not trained:
+        wanted = _chosen(model, example, notes)
+    entries = {} if wanted is None else entries_of(wanted, facts)
+    facts = tuple(_with_fans(f, entries.get(f.name)) for f in facts)
+    expected = expected_of(entries, facts)
+    scene = Scene(
+        unwrap(model), facts, laws, z, graph, signal, trained, notes, entries, expected, plan is not None
+    )
     findings = [finding for check in CHECKS.values() for finding in check(scene)]
-    lines = [_line(f, laws[f.name], z) for f in facts]
+    lines = [_line(f, laws[f.name], expected.get(f.name), z) for f in facts]
     lines += [TensorAudit(name, (), None, None, verdict=f"not read: {why}") for name, why in unread.items()]
     return Audit(_in_order(findings, lines), tuple(lines), tuple(scene.notes), trained, RATE, _told(signal))
 
@@ -89,17 +104,36 @@ def _notes(unread: Mapping[str, str], trained: bool) -> list[str]:
     return notes
 
 
-def _line(facts: Facts, found: Identified, z: float) -> TensorAudit:
-    law = found.law
+def _chosen(model: nn.Module, example: Example, notes: list[str]) -> Plan | None:
+    """What musigma would choose, to compare with; an audit doesn't fail for want of it."""
+    try:
+        return make_plan(model, example)
+    except Exception as error:
+        notes.append(f"no plan could be made to compare with ({type(error).__name__}: {error})")
+        return None
+
+
+def _with_fans(facts: Facts, entry: Entry | None) -> Facts:
+    """Facts with the fans of the op that uses the tensor, where its module doesn't tell them."""
+    known = type(facts.owner).__module__.startswith("torch.nn")
+    if known or entry is None or entry.fans is None or facts.kind != "weight":
+        return facts
+    return facts.counted(entry.fans)
+
+
+def _line(facts: Facts, found: Identified, wanted: Law | None, z: float) -> TensorAudit:
+    law = wanted or found.law
     interval = None if law is None else std_interval(law, facts.count, z)
     verdict = "no law" if found.family is None else "named law" if found.named else "unnamed law"
+    if wanted is not None and meets(facts, wanted, z):
+        verdict = "as planned"
     return TensorAudit(
         facts.name,
         facts.shape,
         facts.mean,
         facts.std,
         found.label,
-        None if law is None else law.std,
+        None if found.law is None else found.law.std,
         found.others,
         None if law is None else law.std,
         interval,

@@ -89,7 +89,43 @@ def normalizes(node: Node) -> bool:
     )
 
 
-def culprits(scene: Scene, layers: Sequence[Node], sign: int) -> list[tuple[Facts, float, float]]:
+Culprit = tuple[Facts, float, float]
+
+
+def blame(
+    scene: Scene, found: Sequence[tuple[Chain, float]], sign: int
+) -> Iterator[tuple[Chain, float, Culprit]]:
+    """Who is to blame for chains in which the signal is lost, each weight once.
+
+    Args:
+        scene: a model that was recorded.
+        found: the chains, each with a number of the caller's.
+        sign: −1 where the signal vanishes, 1 where it explodes.
+
+    Yields:
+        (chain, its number, culprit). The longest chain comes first: what it explains needs no second word.
+        Where no weight is off by itself, the last one of the shortest chain stands for all.
+
+    References:
+        None.
+    """
+    said: set[str] = set()
+    innocent: list[tuple[Chain, float, Culprit]] = []
+    for chain, number in sorted(found, key=lambda pair: -len(pair[0].layers)):
+        # What a layer receives is not its own doing; what the last one puts out is.
+        suspects, guilty = culprits(scene, chain.layers[:-1] if sign < 0 else chain.layers, sign)
+        if not guilty:
+            innocent += [(chain, number, suspect) for suspect in suspects]
+            continue
+        for suspect in suspects:
+            if suspect[0].name not in said:
+                said.add(suspect[0].name)
+                yield chain, number, suspect
+    if not said:
+        yield from innocent[-1:]
+
+
+def culprits(scene: Scene, layers: Sequence[Node], sign: int) -> tuple[list[Culprit], bool]:
     """The weights whose own gain is off in the direction of a drift.
 
     Args:
@@ -98,8 +134,9 @@ def culprits(scene: Scene, layers: Sequence[Node], sign: int) -> list[tuple[Fact
         sign: −1 where the signal vanishes, 1 where it explodes.
 
     Returns:
-        (weight, its E[z²]/E[x²], the factor that the activation behind it wants), each weight once; all of
-        them where none is off by itself, none where one is constant.
+        (weight, its E[z²]/E[x²], the factor that musigma's plan or else the activation behind it wants), each
+        weight once, none where one is constant; and whether they are to blame: where none is off by itself,
+        the last one stands for all.
 
     References:
         None.
@@ -108,18 +145,25 @@ def culprits(scene: Scene, layers: Sequence[Node], sign: int) -> list[tuple[Fact
     signal = scene.signal
     assert signal is not None
     if any(facts.std == 0 for node in layers for facts in scene.weights(node)):
-        return []  # a constant weight is a finding by itself, and no wonder
+        return [], True  # a constant weight is a finding by itself, and no wonder
     for node in layers:
         made, got = signal.outputs.get(node.index), signal.received.get(node.index)
         for facts in scene.weights(node):
             if made is None or got is None or facts.name in found:
                 continue
-            wanted = _wanted(scene, facts)
             factor = _factor(facts, made.square / got.square if got.square > 0 else 0.0)
-            off = sign * math.log(factor / wanted) > _TOLERANCE if factor > 0 else sign < 0
+            law = scene.expected.get(facts.name)
+            if law is not None and law.std > 0:
+                wanted = factor * law.var / facts.std**2
+                off = not scene.as_planned(facts) and sign * (facts.std - law.std) > 0
+            else:
+                wanted = _wanted(scene, facts)
+                off = sign * math.log(factor / wanted) > _TOLERANCE if factor > 0 else sign < 0
             found[facts.name] = (facts, factor, wanted, off)
     guilty = [entry for entry in found.values() if entry[3]]
-    return [(facts, factor, wanted) for facts, factor, wanted, _ in guilty or found.values()]
+    return [
+        (facts, factor, wanted) for facts, factor, wanted, _ in guilty or list(found.values())[-1:]
+    ], bool(guilty)
 
 
 def _factor(facts: Facts, measured: float) -> float:

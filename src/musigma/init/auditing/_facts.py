@@ -1,5 +1,6 @@
 """What one tensor shows by itself: its moments, its ends, and a bounded sample of its entries."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ class Facts:
     def name(self) -> str:
         """The first of its names."""
         return self.slot.name
+
+    def counted(self, fans: Fans) -> "Facts":
+        """The same tensor with the fans that a plan has found where it is used."""
+        return dataclasses.replace(self, fans=fans)
 
     @property
     def names(self) -> tuple[str, ...]:

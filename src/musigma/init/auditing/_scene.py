@@ -1,16 +1,19 @@
 """What a check is shown: the tensors with their laws, and where there is an example the model as it ran."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from musigma.graph import Branch, Graph, Node
+from musigma.init.auditing._expected import meets
 from musigma.init.auditing._facts import Facts
 from musigma.init.auditing._identify import Identified
 from musigma.init.auditing._report import Finding
+from musigma.init.planning import Entry
+from musigma.init.schemes._scheme import Law
 
 if TYPE_CHECKING:
     from musigma.init.auditing._signal import Signal
@@ -27,7 +30,11 @@ class Scene:
         z: standard errors at which this audit's false-alarm rate is kept over all tensors.
         graph: the model as it ran; None without an example.
         signal: what was measured as it ran.
+        trained: whether the weights fit no law.
         notes: what checks could not judge, to be told to the reader.
+        entries: name → what a plan says of the tensor.
+        expected: name → the law it chose.
+        planned: whether the caller gave that plan; else it is what musigma would choose.
     """
 
     model: nn.Module
@@ -38,6 +45,9 @@ class Scene:
     signal: "Signal | None"
     trained: bool
     notes: list[str]
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    expected: Mapping[str, Law] = field(default_factory=dict)
+    planned: bool = False
 
     @cached_property
     def _by_name(self) -> dict[str, Facts]:
@@ -58,6 +68,11 @@ class Scene:
         if self.graph is None:
             return ()
         return self.graph.uses(facts.name) if facts.name in self._recorded else ()
+
+    def as_planned(self, facts: Facts) -> bool:
+        """Whether a tensor has the law that its plan, or musigma, chooses for it: no law to be blamed."""
+        law = self.expected.get(facts.name)
+        return law is not None and meets(facts, law, self.z)
 
     def norm_follows(self, facts: Facts) -> bool:
         """Whether a norm takes what the tensor's layer puts out, so that its spread is divided out."""

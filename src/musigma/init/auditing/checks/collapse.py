@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 
 from musigma.graph import Node, kinds
-from musigma.init.auditing._chains import Chain, chains, culprits
+from musigma.init.auditing._chains import Chain, blame, chains
 from musigma.init.auditing._report import Finding
 from musigma.init.auditing._scene import Scene, check
 
@@ -25,40 +25,43 @@ def check_collapse(scene: Scene) -> Iterator[Finding]:
     """One finding for every weight whose gain is to blame."""
     if scene.trained or scene.signal is None or (scene.signal.batch or 0) < 2:
         return
-    said: set[str] = set()
     collapsed = [
         (chain, critical)
         for chain in chains(scene, _restores)
         if (critical := _collapsed(scene, chain)) is not None
     ]
-    for chain, critical in sorted(collapsed, key=lambda pair: -len(pair[0].layers)):
+    for chain, critical, (facts, factor, wanted) in blame(scene, collapsed, -1):
         last = chain.received[-1]
         share = math.sqrt(last.share or 0.0)
-        for facts, factor, wanted in culprits(scene, chain.layers[:-1], -1):
-            if facts.name in said:
-                continue
-            said.add(facts.name)
-            yield Finding(
-                facts.name,
-                f"samples-collapse: after {chain.depth} layers what differs between examples is "
-                f"{share:.2g} of the rms ({last.rms:.3g}), {math.sqrt(critical):.2g} in a critical net; "
-                f"E[z²]/E[x²] is {factor:.3g} here where what follows wants {wanted:.3g}.",
-                {
-                    "realised": facts.std,
-                    "expected": facts.std * math.sqrt(wanted / factor) if factor > 0 else None,
-                    "between_over_rms": share,
-                    "critical_between_over_rms": math.sqrt(critical),
-                    "rms": last.rms,
-                    "std_between": share * last.rms,
-                    "layers": chain.depth,
-                    "factor": factor,
-                    "wanted": wanted,
-                    "var_times_fan_in": None if facts.fans is None else facts.std**2 * facts.fans.fan_in,
-                    "n": facts.count,
-                },
-                f"draw it with Var(W) = {wanted:.3g}/fan_in and biases of 0 (musigma.init.initialize does), "
-                f"or normalize over the batch between layers",
-            )
+        yield Finding(
+            facts.name,
+            f"samples-collapse: after {chain.depth} layers what differs between examples is {share:.2g} of "
+            f"the rms ({last.rms:.3g}), {math.sqrt(critical):.2g} in a critical net; E[z²]/E[x²] is {factor:.3g} "
+            f"here where {wanted:.3g} is wanted.",
+            {
+                "realised": facts.std,
+                "expected": facts.std * math.sqrt(wanted / factor) if factor > 0 else None,
+                "between_over_rms": share,
+                "critical_between_over_rms": math.sqrt(critical),
+                "rms": last.rms,
+                "std_between": share * last.rms,
+                "layers": chain.depth,
+                "factor": factor,
+                "wanted": wanted,
+                "var_times_fan_in": None if facts.fans is None else facts.std**2 * facts.fans.fan_in,
+                "n": facts.count,
+            },
+            _remedy(scene.as_planned(facts), wanted),
+        )
+
+
+def _remedy(planned: bool, wanted: float) -> str:
+    if planned:
+        return "normalize over the batch between layers: no law of the weights keeps examples apart here"
+    return (
+        f"draw it with Var(W) = {wanted:.3g}/fan_in and biases of 0 (musigma.init.initialize does), or "
+        f"normalize over the batch between layers"
+    )
 
 
 def _restores(node: Node) -> bool:

@@ -9,7 +9,7 @@ widths explain by chance.
 import math
 from collections.abc import Iterator
 
-from musigma.init.auditing._chains import Chain, chains, culprits, normalizes
+from musigma.init.auditing._chains import Chain, blame, chains, normalizes
 from musigma.init.auditing._report import Finding
 from musigma.init.auditing._scene import Scene, check
 
@@ -36,21 +36,16 @@ def check_exploding(scene: Scene) -> Iterator[Finding]:
 def _check(scene: Scene, code: str, sign: int) -> Iterator[Finding]:
     if scene.trained or scene.signal is None:
         return
-    said: set[str] = set()
     drifting = [
         (chain, total) for chain in chains(scene, normalizes) if (total := _drift(chain, sign)) is not None
     ]
-    # The longest first: what it explains needs no second word.
-    for chain, total in sorted(drifting, key=lambda pair: -len(pair[0].layers)):
-        for facts, factor, wanted in culprits(scene, chain.layers[:-1] if sign < 0 else chain.layers, sign):
-            if facts.name not in said:
-                said.add(facts.name)
-                yield Finding(
-                    facts.name,
-                    f"{code}: {_words(chain, total, factor, wanted)}.",
-                    _evidence(facts.std, facts.fans, chain, total, factor, wanted),
-                    _remedy(factor, wanted),
-                )
+    for chain, total, (facts, factor, wanted) in blame(scene, drifting, sign):
+        yield Finding(
+            facts.name,
+            f"{code}: {_words(chain, total, factor, wanted)}.",
+            _evidence(facts.std, facts.fans, chain, total, factor, wanted),
+            _remedy(factor, wanted),
+        )
 
 
 def _drift(chain: Chain, sign: int) -> float | None:

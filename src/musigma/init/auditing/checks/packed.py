@@ -26,7 +26,7 @@ def check_packed(scene: Scene) -> Iterator[Finding]:
     """One finding a packed weight."""
     for facts in scene.facts:
         parts = _parts(scene, facts)
-        if parts < 2:
+        if parts < 2 or scene.as_planned(facts):
             continue
         found = scene.laws[facts.name]
         if found.label is not None and found.label.startswith("orthogonal as one"):

@@ -41,7 +41,7 @@ def check_residual(scene: Scene) -> Iterator[Finding]:
     wanted = base / math.sqrt(count)
     smaller = [f.name for f in inner if _near(f, wanted, scene.z)]
     for facts in ends.values():
-        if _near(facts, base, scene.z):
+        if _near(facts, base, scene.z) and not scene.as_planned(facts):
             yield _finding(scene, facts, base, count, smaller)
 
 

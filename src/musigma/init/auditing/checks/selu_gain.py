@@ -24,7 +24,7 @@ def check_selu_gain(scene: Scene) -> Iterator[Finding]:
         family = scene.family(facts)
         if facts.kind != "weight" or not family or facts.fans is None:
             continue
-        if scene.activation_of(facts) != "selu" or scene.norm_follows(facts):
+        if scene.activation_of(facts) != "selu" or scene.norm_follows(facts) or scene.as_planned(facts):
             continue
         right = _LAWS[family](1 / math.sqrt(facts.fans.fan_in))
         wrong = _LAWS[family](_GAIN * right.std)

@@ -24,7 +24,8 @@ def check_ties(scene: Scene) -> Iterator[Finding]:
     """One finding a tied tensor."""
     for facts in scene.facts:
         family, names = scene.family(facts), facts.names
-        if len(names) < 2 or not family or facts.count < FEW or scene.laws[facts.name].named:
+        told = scene.laws[facts.name].named or scene.as_planned(facts)
+        if len(names) < 2 or not family or facts.count < FEW or told:
             continue
         found = _twice(scene, facts, family)
         if found is None:
@@ -52,45 +53,36 @@ def check_ties(scene: Scene) -> Iterator[Finding]:
 
 def _twice(scene: Scene, facts: Facts, family: str) -> tuple[float, float, int, str] | None:
     """(base, factor, power, the factor in words) that explain a spread which nothing simpler does."""
-    bases = list(_bases(scene, facts))
-    factors = list(_factors(scene, facts))
-    for base in bases:
-        if any(_is(facts, family, base * factor, scene.z) for factor, _ in [(1.0, ""), *factors]):
-            return None
+    pairs = [(base, factor, what) for base, factors in _histories(scene, facts) for factor, what in factors]
+    if any(_is(facts, family, base * once, scene.z) for base, factor, _ in pairs for once in (1.0, factor)):
+        return None
     for times in range(2, len(facts.names) + 1):
-        for base in bases:
-            for factor, what in factors:
-                if _is(facts, family, base * factor**times, scene.z):
-                    return base, factor, times, what
+        for base, factor, what in pairs:
+            if _is(facts, family, base * factor**times, scene.z):
+                return base, factor, times, what
     return None
 
 
-def _bases(scene: Scene, facts: Facts) -> Iterator[float]:
-    """Spreads before scaling: that of weights of the same shape, and the usual ones."""
-    yield from dict.fromkeys(
-        round(law.std, 9)
-        for other in scene.facts
-        if other.shape == facts.shape
-        and len(other.names) < 2
-        and scene.laws[other.name].named
-        and (law := scene.laws[other.name].law) is not None
-        and law.std > 0
-    )
-    yield from (0.02, 1.0)
+_Factors = list[tuple[float, str]]
+
+
+def _histories(scene: Scene, facts: Facts) -> Iterator[tuple[float, _Factors]]:
+    """Spreads before any scaling, each with the factors it is usually scaled by."""
+    counts = [len(scene.branches)] if scene.graph is not None else [len(facts.names), 2 * len(facts.names)]
+    roots = [(1 / math.sqrt(count), f"1/√{count}") for count in counts if count > 1]
+    width = [(1 / math.sqrt(facts.shape[-1]), f"1/√{facts.shape[-1]}")] if facts.values.dim() == 2 else []
+    # What weights of the same shape have that are not tied, whatever the factor.
+    for other in scene.facts:
+        law = scene.laws[other.name].law
+        peer = other.shape == facts.shape and len(other.names) < 2 and scene.laws[other.name].named
+        if peer and law is not None and law.std > 0:
+            yield law.std, [*roots, *width, (0.5, "1/2"), (math.sqrt(0.5), "1/√2")]
+    yield 0.02, roots
+    yield 1.0, [*roots, *width]
     if facts.fans is not None and facts.fans.fan_in > 0:
-        yield from (math.sqrt(c / facts.fans.fan_in) for c in (1.0, 2.0, 1 / 3))
-        yield math.sqrt(2 / sum(facts.fans))
-
-
-def _factors(scene: Scene, facts: Facts) -> Iterator[tuple[float, str]]:
-    counts = {len(scene.branches), 2 * len(facts.names), len(facts.names)}
-    for count in sorted(counts - {0, 1}, reverse=True):
-        yield 1 / math.sqrt(count), f"1/√{count}"
-    if facts.values.dim() == 2:
-        width = facts.shape[1]
-        yield 1 / math.sqrt(width), f"1/√{width}"
-    yield 0.5, "1/2"
-    yield math.sqrt(2), "√2"
+        yield math.sqrt(2 / sum(facts.fans)), roots
+        for constant in (1.0, 2.0, 1 / 3):
+            yield math.sqrt(constant / facts.fans.fan_in), roots
 
 
 def _is(facts: Facts, family: str, std: float, z: float) -> bool:

@@ -25,7 +25,7 @@ def check_wrong_fan(scene: Scene) -> Iterator[Finding]:
     """One finding a weight, where no law with the true fans explains its spread."""
     for facts in scene.facts:
         meant = _meant(scene, facts)
-        if meant is None or scene.norm_follows(facts):
+        if meant is None or scene.norm_follows(facts) or scene.as_planned(facts):
             continue
         label, law = meant
         if scene.graph is None and scene.has_norms:
