@@ -9,6 +9,7 @@ from musigma.surgery._recalibrate import recalibrate
 from musigma.surgery._remove_bias import remove_bias
 from musigma.surgery._replace import replace
 from musigma.surgery._sync import sync, unsync
+from musigma.surgery.folding import fold
 
 __all__ = [
     "CancelledBias",
@@ -16,6 +17,7 @@ __all__ = [
     "CertificateError",
     "adapt",
     "cancelled_biases",
+    "fold",
     "freeze",
     "parameter_groups",
     "recalibrate",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from musigma.graph import call, forked_rng, tensors
+from musigma.surgery._compared import ChangedModelError, Compared, Gap, Modes, compare, random_like, roundings
+from musigma.surgery._places import copied
 
-Modes = tuple[bool, ...]
-"""The values of `.training` under which two models are compared."""
+
+@dataclass(frozen=True)
+class Measured:
+    """How far the values at one changed place moved.
+
+    Args:
+        place: its qualified name.
+        difference: largest |after − before| of its outputs, in float64.
+        bound: what the rounding of float64 can account for there.
+        rounded: the same for the model that is handed out.
+        rounded_bound: what the rounding of its types can account for.
+    """
+
+    place: str
+    difference: float
+    bound: float
+    rounded: float
+    rounded_bound: float
 
 
 @dataclass(frozen=True)
@@ -35,6 +52,11 @@ class Certificate:
         rounded: the same for the model that is handed out, whose changes are rounded to its own types.
         rounded_bound: what the rounding of its types can account for.
         inputs: what the outputs were compared on.
+        gradient: largest difference of a gradient, of the inputs or of a parameter that was left alone, in
+            float64; NaN where nothing has one.
+        gradient_bound: what the rounding of float64 can account for.
+        places: the same measured at every place by itself, in the order of the changes.
+        notes: what else there is to know.
 
     Example:
         >>> import torch, musigma as ms
@@ -52,11 +74,15 @@ class Certificate:
     rounded: float = float("nan")
     rounded_bound: float = float("nan")
     inputs: tuple[str, ...] = ()
+    gradient: float = float("nan")
+    gradient_bound: float = float("nan")
+    places: tuple[Measured, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The certificate as JSON; a number that was not measured is null."""
         fields = {k: None if v != v else v for k, v in asdict(self).items()}
-        return json.dumps(fields, indent=2, ensure_ascii=False)
+        return json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `to_json` to `path`, whole or not at all."""
@@ -81,11 +107,27 @@ class Certificate:
             lines.append(
                 f"  {self.rounded:.1e} rounded to the model's types (bound {self.rounded_bound:.1e})"
             )
+        if self.gradient == self.gradient:
+            lines.append(f"  {self.gradient:.1e} in the gradients (bound {self.gradient_bound:.1e})")
+        lines += [f"  ({note})" for note in self.notes]
         return "\n".join(lines)
 
 
 class CertificateError(RuntimeError):
     """A changed model does not compute what it computed; the model that was handed in is untouched."""
+
+
+class UnprovenError(CertificateError):
+    """The same, with the places where it was seen first.
+
+    Args:
+        message: what happened.
+        places: by place what happened there; empty where only the outputs of the model tell.
+    """
+
+    def __init__(self, message: str, places: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.places = dict(places)
 
 
 def certified(
@@ -97,12 +139,15 @@ def certified(
     changed: tuple[str, ...],
     refused: tuple[str, ...] = (),
     modes: Modes = (False, True),
+    witnesses: Mapping[str, tuple[str, ...]] | None = None,
+    gradients: bool = True,
+    notes: tuple[str, ...] = (),
 ) -> tuple[nn.Module, Certificate]:
     """A changed copy, and the proof that the change does not change the function.
 
-    The change is made twice: on a float64 copy, where it has to be exact but for the rounding of float64
-    (`difference` against `bound`), and on the copy that is handed out, where its results are rounded once
-    more, to the model's own types (`rounded` against `rounded_bound`).
+    The change is made on a float64 copy, where it has to be exact but for the rounding of float64
+    (`difference` against `bound`), and its results are rounded once, to the types of the copy that is handed
+    out (`rounded` against `rounded_bound`).
 
     Args:
         operation: the operation's name.
@@ -112,6 +157,9 @@ def certified(
         changed: one line per place that `change` changes.
         refused: one line per place that it leaves alone.
         modes: the values of `.training` to compare under.
+        witnesses: by place the modules whose outputs have to stay what they were.
+        gradients: whether gradients have to agree too.
+        notes: what else there is to say.
 
     Returns:
         the changed copy, and its certificate.
@@ -119,133 +167,108 @@ def certified(
     Raises:
         CertificateError: the outputs moved by more than rounding accounts for, or changed their shapes.
     """
-    before, exact, delivered = (copy.deepcopy(model) for _ in range(3))
-    before, exact = before.double(), exact.double()
+    before, exact = (copied(model).double() for _ in range(2))
     change(exact)
+    delivered = copied(model)
     change(delivered)
-    inputs = {"the example": example, "random inputs of its shapes": _random_like(example)}
-    difference, bound = compare(before, exact, inputs.values(), modes, roundings=_roundings(before))
-    rounded, rounded_bound = compare(
-        before, copy.deepcopy(delivered).double(), inputs.values(), modes, roundings=_roundings(model)
-    )
-    for gap, limit, where in ((difference, bound, "float64"), (rounded, rounded_bound, "the model's types")):
-        if not gap <= limit:
-            raise CertificateError(
-                f"{operation} changed what the model computes by {gap:.2e} in {where}, where rounding "
-                f"accounts for {limit:.2e}; the model is untouched. Changed were: {'; '.join(changed)}"
-            )
+    _round_once(exact, delivered)
+    inputs, notes = _inputs(before, example, modes, notes)
+    measure = _Measure(operation, before, tuple(inputs.values()), modes, dict(witnesses or {}), changed)
+    proof = measure.of(exact, roundings(before), "float64", gradients)
+    rounded = measure.of(copied(delivered).double(), roundings(model), "the model's types", False)
+    none = Gap(math.nan, math.nan)
+    gradient = proof.gradients or none
     return delivered, Certificate(
-        operation, changed, refused, difference, bound, rounded, rounded_bound, tuple(inputs)
+        operation,
+        changed,
+        refused,
+        proof.outputs.difference,
+        proof.outputs.bound,
+        rounded.outputs.difference,
+        rounded.outputs.bound,
+        tuple(inputs),
+        gradient.difference,
+        gradient.bound,
+        tuple(
+            Measured(place, here.difference, here.bound, there.difference, there.bound)
+            for (place, here), there in zip(proof.places.items(), rounded.places.values(), strict=True)
+        ),
+        notes,
     )
 
 
-def compare(
-    before: nn.Module,
-    after: nn.Module,
-    inputs: Iterable[Any],
-    modes: Modes,
-    *,
-    roundings: Mapping[str, float],
-) -> tuple[float, float]:
-    """Largest difference between two float64 models' outputs, and what rounding can account for.
+def _round_once(exact: nn.Module, delivered: nn.Module) -> None:
+    """Give the model that is handed out the values of the float64 one, each rounded once to its type."""
+    found = dict([*exact.named_parameters(), *exact.named_buffers()])
+    with torch.no_grad():
+        for name, tensor in (*delivered.named_parameters(), *delivered.named_buffers()):
+            if tensor.is_floating_point() and not torch.equal(tensor.double(), found[name].double()):
+                tensor.copy_(found[name])
 
-    The bound is measured: the model before is run again with every parameter and buffer off by up to one
-    rounding of its type, at random, which is what another order of the same arithmetic does. Sixteen such
-    steps are allowed, and never less than 2⁻⁴⁴ of the largest output (256 roundings of float64).
 
-    Args:
-        before: the model as it was, in float64.
-        after: the changed model, in float64.
-        inputs: what to call both with.
-        modes: the values of `.training` to compare under.
-        roundings: the unit roundoff of each parameter and buffer, by qualified name.
-
-    Returns:
-        difference and bound.
-
-    Raises:
-        CertificateError: the outputs differ in number, shape or finiteness.
-    """
-    shaken = _shaken(before, roundings)
-    difference = bound = 0.0
-    for given in inputs:
+def _inputs(
+    before: nn.Module, example: Any, modes: Modes, notes: tuple[str, ...]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What to compare on: the example, and random inputs where the model takes any."""
+    inputs = {"the example": example}
+    drawn = random_like(example)
+    try:
         for training in modes:
-            old, new, moved = (_outputs(m, given, training) for m in (before, after, shaken))
-            difference = max(difference, _largest_gap(old, new))
-            scale = max((float(t[t.isfinite()].abs().amax()) for t in old if t.isfinite().any()), default=0.0)
-            bound = max(bound, 16 * _largest_gap(old, moved), 2.0**-44 * scale)
-    return difference, bound
+            compare(before, before, [drawn], (training,), roundings={}, gradients=False)
+    except Exception as error:
+        return inputs, (*notes, f"the model takes no random inputs of the example's shapes: {error}")
+    return {**inputs, "random inputs of its shapes": drawn}, notes
 
 
-def _outputs(model: nn.Module, example: Any, training: bool) -> list[Tensor]:
-    """Every floating output of a copy, in one mode, with the same random numbers each time."""
-    twin = copy.deepcopy(model).train(training)
-    with torch.no_grad(), forked_rng(twin, seed=0):
+@dataclass(frozen=True)
+class _Measure:
+    operation: str
+    before: nn.Module
+    inputs: tuple[Any, ...]
+    modes: Modes
+    witnesses: Mapping[str, tuple[str, ...]]
+    changed: tuple[str, ...]
+
+    def of(self, after: nn.Module, rounding: Mapping[str, float], where: str, gradients: bool) -> Compared:
+        """The comparison with a changed model.
+
+        Raises:
+            UnprovenError: something moved by more than rounding accounts for.
+        """
         try:
-            found = tensors(call(twin, own_copy(_in_float64(example))))
-        except Exception as error:
-            mode = "train" if training else "eval"
-            error.add_note(
-                f"The model was run in {mode} mode, for a changed model has to compute the same in both; "
-                "pass an example that it takes in both. The model is untouched."
+            found = compare(
+                self.before,
+                after,
+                self.inputs,
+                self.modes,
+                roundings=rounding,
+                witnesses=self.witnesses,
+                gradients=gradients,
             )
-            raise
-    return [t for t in found if t.is_floating_point()]
+        except ChangedModelError as error:
+            raise UnprovenError(
+                f"after {self.operation} the model does not run ({error}); the model is untouched. "
+                f"Changed were: {'; '.join(self.changed)}",
+                {},
+            ) from error
+        failed = {
+            place: f"its outputs would move by {gap.difference:.2e} in {where}, where rounding accounts for "
+            f"{gap.bound:.2e}"
+            for place, gap in found.places.items()
+            if not gap.holds
+        }
+        gaps = {"what the model computes": found.outputs, "gradients": found.gradients or found.outputs}
+        for words, gap in gaps.items():
+            if failed or not gap.holds:
+                raise UnprovenError(
+                    f"{self.operation} changed {words} by {gap.difference:.2e} in {where}, where rounding "
+                    f"accounts for {gap.bound:.2e}; the model is untouched. Changed were: "
+                    f"{'; '.join(failed or self.changed)}",
+                    failed,
+                )
+        return found
 
 
 def own_copy(example: Any) -> Any:
     """The example with tensors of its own, which a model may overwrite: an in-place ReLU may come first."""
     return pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, example)
-
-
-def _in_float64(example: Any) -> Any:
-    return _map_floating(example, lambda t: t.double())
-
-
-def _random_like(example: Any) -> Any:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(t: Tensor) -> Tensor:
-        # Standard normal, on the CPU: the same numbers on every device. What the example's values mean (a
-        # probability, a mask of floats) is unknown; a model that can't take any others fails loudly here.
-        return torch.randn(t.shape, generator=generator, dtype=torch.float64, device="cpu").to(t.device)
-
-    return _map_floating(example, draw)
-
-
-def _map_floating(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    return pytree.tree_map(
-        lambda v: function(v) if isinstance(v, Tensor) and v.is_floating_point() else v, tree
-    )
-
-
-def _roundings(model: nn.Module) -> dict[str, float]:
-    named = (*model.named_parameters(), *model.named_buffers())
-    return {name: torch.finfo(t.dtype).eps for name, t in named if t.is_floating_point()}
-
-
-def _shaken(model: nn.Module, roundings: Mapping[str, float]) -> nn.Module:
-    """A copy in which every parameter and buffer is off by up to its own unit roundoff."""
-    twin = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(0)
-    for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
-        if name in roundings:
-            sign = torch.randint(-1, 2, tensor.shape, generator=generator, device="cpu").to(tensor.device)
-            tensor.data.mul_(1 + sign * roundings[name])
-    return twin
-
-
-def _largest_gap(old: list[Tensor], new: list[Tensor]) -> float:
-    if [t.shape for t in old] != [t.shape for t in new]:
-        raise CertificateError(
-            "the outputs changed their shapes from "
-            f"{[tuple(t.shape) for t in old]} to {[tuple(t.shape) for t in new]}; the model is untouched"
-        )
-    gap = 0.0
-    for a, b in zip(old, new, strict=True):
-        if not torch.equal(a.isfinite(), b.isfinite()):
-            raise CertificateError("an output became finite or non-finite; the model is untouched")
-        finite = a.isfinite()
-        if finite.any():
-            gap = max(gap, float((a[finite] - b[finite]).abs().max()))
-    return gap
