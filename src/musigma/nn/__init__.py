@@ -12,6 +12,7 @@ from musigma.nn._layer_norm_rnn import LayerNormGRU, LayerNormLSTM, LayerNormRNN
 from musigma.nn._norm_act import NormAct
 from musigma.nn._residual import AddNorm, PreNorm
 from musigma.nn._rms_norm import RMSNorm
+from musigma.nn._split_batch_norm import SplitBatchNorm1d, SplitBatchNorm2d, SplitBatchNorm3d
 from musigma.nn._standardize import Standardize, Unstandardize
 from musigma.nn._statistics import nonfinite_statistics
 from musigma.nn._sync_batch_norm import SyncBatchNorm
@@ -40,6 +41,9 @@ __all__ = [
     "NormAct",
     "PreNorm",
     "RMSNorm",
+    "SplitBatchNorm1d",
+    "SplitBatchNorm2d",
+    "SplitBatchNorm3d",
     "Standardize",
     "SyncBatchNorm",
     "Unstandardize",

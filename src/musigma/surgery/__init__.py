@@ -8,6 +8,7 @@ from musigma.surgery._parameter_groups import parameter_groups
 from musigma.surgery._recalibrate import recalibrate
 from musigma.surgery._remove_bias import remove_bias
 from musigma.surgery._replace import replace
+from musigma.surgery._split import split
 from musigma.surgery._sync import sync, unsync
 from musigma.surgery.folding import fold
 
@@ -23,6 +24,7 @@ __all__ = [
     "recalibrate",
     "remove_bias",
     "replace",
+    "split",
     "sync",
     "unfreeze",
     "unsync",
