@@ -90,7 +90,7 @@ def critical(activation: Activation, *, std: float | None = None, depth: int = 5
         False
 
     References:
-        Schoenholz et al. 2017, section 3; Hayou et al. 2019, algorithm 1.
+        Schoenholz et al. 2017 (criticality); Hayou et al. 2019 (the critical line from its fixed points).
     """
     if std is not None:
         check_positive(std=std)
@@ -103,7 +103,7 @@ def critical(activation: Activation, *, std: float | None = None, depth: int = 5
 def _find(curve: Curve, activation: Activation, std: float | None, depth: int) -> Critical:
     if std is None:
         # At every scale alike: one will do.
-        stds = [1.0] if _is_homogeneous(activation) else _STDS
+        stds = [1.0] if is_homogeneous(activation) else _STDS
         return _choose(curve, [p for s in stds if (p := _try(curve, s, depth)) is not None], depth)
     point = _point(curve, std * std, depth)
     return point
@@ -218,7 +218,7 @@ def _note(curve: Curve, point: Critical, stable: bool, depth: int) -> str:
     return "; ".join(said)
 
 
-def _is_homogeneous(activation: Activation) -> bool:
+def is_homogeneous(activation: Activation) -> bool:
     """φ(2z) = 2φ(z): ReLU's kin, the same at every std."""
     function, _ = resolve(activation)
     z = torch.linspace(-8.0, 8.0, 129, dtype=torch.float64, device="cpu")

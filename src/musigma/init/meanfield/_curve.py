@@ -56,7 +56,7 @@ class Curve:
 
     @property
     def label(self) -> str:
-        return str(self.remember("label", lambda: self._differentiated[1]))
+        return str(self.remember("label", lambda: self.pair[1]))
 
     @property
     def jumps(self) -> bool:
@@ -64,14 +64,14 @@ class Curve:
 
     @property
     def by_autograd(self) -> bool:
-        return bool(self.remember("autograd", lambda: self._differentiated[2]))
+        return bool(self.remember("autograd", lambda: self.pair[2]))
 
     @property
     def breaks(self) -> Tensor:
-        return self.remember("breaks", lambda: breaks(self._differentiated[0]))
+        return self.remember("breaks", lambda: breaks(self.pair[0]))
 
     @functools.cached_property
-    def _differentiated(self) -> tuple[Pair, str, bool]:
+    def pair(self) -> tuple[Pair, str, bool]:
         return differentiate(self._activation)
 
     @functools.cached_property
@@ -82,7 +82,7 @@ class Curve:
         return self.remember(("point", var), lambda: self._point(var))
 
     def _point(self, var: float) -> Point:
-        pair, label, by_autograd = self._differentiated
+        pair, label, by_autograd = self.pair
         if var == 0.0:
             value, slope = (float(v) for v in pair(torch.zeros(1, dtype=torch.float64, device="cpu")))
             return Point(value, value**2, math.nan, slope**2, math.nan)
@@ -116,7 +116,7 @@ class Curve:
         return self.remember(("fourth", var), lambda: self._fourth(var))
 
     def _fourth(self, var: float) -> Fourth:
-        pair, label, _ = self._differentiated
+        pair, label, _ = self.pair
 
         def terms(z: Tensor) -> Tensor:
             value, slope = (v.square() for v in pair(z))
@@ -135,7 +135,7 @@ class Curve:
         return self.remember(("series", var), lambda: self._series(var))
 
     def _series(self, var: float) -> tuple[Tensor, Tensor, Tensor]:
-        pair, label, _ = self._differentiated
+        pair, label, _ = self.pair
         std = math.sqrt(var)
 
         def terms(z: Tensor) -> Tensor:
