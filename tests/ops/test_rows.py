@@ -244,3 +244,19 @@ def test_nothing_to_normalize(shape: tuple[int, ...]) -> None:
     dx, dweight = torch.autograd.grad(y.sum(), [x, weight])
     assert dx.shape == x.shape
     assert torch.equal(dweight, torch.zeros(shape[-1:]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_are_rounded_as_torch_rounds(dtype: torch.dtype) -> None:
+    """Ties to even, subnormals, overflow, every kind of NaN: a weight of 0 leaves the float32 bias alone."""
+    unit = 23 - (7 if dtype is torch.bfloat16 else 10)  # bits that are rounded off
+    generator = torch.Generator().manual_seed(0)
+    upper = torch.randint(-(2 ** (31 - unit)), 2 ** (31 - unit), (4096,), generator=generator) << unit
+    lower = torch.tensor([0, 1, 2 ** (unit - 1) - 1, 2 ** (unit - 1), 2 ** (unit - 1) + 1, 2**unit - 1])
+    bits = torch.cat([(upper[:, None] + lower).flatten(), torch.tensor([2**31 - 1, -1, 0x7F800001])])
+    bias = bits.to(torch.int32).view(torch.float32)
+    x = draw((1, bias.numel()), 1, dtype)
+    y = ops.row_norm(x, 1, torch.zeros_like(bias), bias, 1e-5, True, None)[0][0]
+    want = bias.to(dtype)
+    assert torch.equal(y.isnan(), want.isnan())
+    assert torch.equal(y[~y.isnan()].view(torch.int16), want[~y.isnan()].view(torch.int16))
