@@ -57,7 +57,8 @@ def fixed_point(
 
     Example:
         >>> import torch, musigma as ms
-        >>> round(ms.init.meanfield.fixed_point("relu", weight_var=1.0, bias_var=0.25), 9)      # q = q/2 + 1/4
+        >>> fixed = ms.init.meanfield.fixed_point("relu", weight_var=1.0, bias_var=0.25)
+        >>> round(fixed, 9)      # q = q/2 + 1/4
         0.5
 
     References:
