@@ -23,10 +23,11 @@ from musigma.init import (
 )
 
 RULES = {"*.weight": he_normal_, "*.bias": zeros_}
-NEEDED: dict[str, dict[str, float]] = {
+NEEDED: dict[str, dict[str, object]] = {
     "constant": {"value": 0.3},
     "depth_scaled": {"layer": 3},
     "sparse": {"sparsity": 0.5},
+    "stacked": {"gains": (1.0, 0.5)},
     "wang": {"layers": 6},
 }
 

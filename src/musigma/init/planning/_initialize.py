@@ -19,6 +19,7 @@ from musigma.init.planning._leftover import leftovers
 from musigma.init.planning._plan import Plan
 from musigma.init.planning._purpose import Purposes
 from musigma.init.planning._walk import Walk
+from musigma.init.recipes import find_recipe
 
 __all__ = ["families", "initialize", "plan"]
 
@@ -55,6 +56,7 @@ def plan(
         >>> print(ms.init.plan(model, torch.ones(2, 4)).entries[0].reason)
         relu follows: variance 1 where it bends
     """
+    recipe = find_recipe(scheme)
     model = unwrap(model)
     facts, graph = _recorded(model, example)
     found = slots(model)
@@ -65,15 +67,9 @@ def plan(
     order = {slot.name: index for index, slot in enumerate(found)}
     entries = sorted(book.entries.values(), key=lambda entry: order[entry.tensor])
     notes = (*book.notes, *chooser.targets.unreachable.values())
-    return Plan(
-        tuple(entries),
-        tuple(walk.layers[index] for index in sorted(walk.layers)),
-        book.skipped,
-        notes,
-        seed,
-        scheme,
-        graph,
-    )
+    layers = tuple(walk.layers[index] for index in sorted(walk.layers))
+    made = Plan(tuple(entries), layers, book.skipped, notes, seed, "auto", graph)
+    return made if recipe is None else recipe(made, model)
 
 
 def initialize(

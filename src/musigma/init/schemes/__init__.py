@@ -11,6 +11,7 @@ from musigma.init.schemes._orthogonal import delta_orthogonal_, orthogonal_
 from musigma.init.schemes._recurrent import gru_update_bias_, lstm_forget_bias_
 from musigma.init.schemes._scheme import SCHEMES, Law, Sample, Scheme
 from musigma.init.schemes._sparse import sparse_
+from musigma.init.schemes._stacked import stacked_
 from musigma.init.schemes._torch_default import torch_default_, torch_default_bias_
 from musigma.init.schemes._truncated import truncated_normal_
 from musigma.init.schemes._variance_scaling import variance_scaling_
@@ -40,6 +41,7 @@ __all__ = [
     "orthogonal_",
     "small_init_",
     "sparse_",
+    "stacked_",
     "torch_default_",
     "torch_default_bias_",
     "truncated_normal_",
