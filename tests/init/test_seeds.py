@@ -24,6 +24,7 @@ from musigma.init import (
 
 RULES = {"*.weight": he_normal_, "*.bias": zeros_}
 NEEDED: dict[str, dict[str, object]] = {
+    "block_constant": {"values": (0.1, 0.3)},
     "constant": {"value": 0.3},
     "depth_scaled": {"layer": 3},
     "sparse": {"sparsity": 0.5},

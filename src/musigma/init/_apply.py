@@ -1,6 +1,7 @@
 """Initialize a model by rules over parameter names."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
@@ -10,6 +11,8 @@ from musigma.init._names import Slot, clean, slots
 from musigma.init._report import ApplyReport, Written
 from musigma.init._rule import Rule, SchemeLike, make_rule
 from musigma.init._write import Task, obstacle, perform, rehearse, task_for
+
+_PLAIN = re.compile(r"[^*?\[]*")
 
 
 def apply(
@@ -147,16 +150,14 @@ def assign(
     References:
         None.
     """
-    problems = [
-        f"pattern {_no_match(r.pattern, found)}"
-        for r in rules
-        if not any(_matches(s, r.pattern) for s in found)
-    ]
+    matched = _matched(found, rules)
+    used = {id(rule) for hits in matched.values() for rule in hits}
+    problems = [f"pattern {_no_match(r.pattern, found)}" for r in rules if id(r) not in used]
     tasks, untouched = [], []
     for slot in found:
         if not skipped.keys().isdisjoint(slot.owners):
             continue
-        hits = [r for r in rules if _matches(slot, r.pattern)]
+        hits = matched[id(slot)]
         if not hits:
             untouched.append(slot.name)
         elif len(hits) > 1:
@@ -171,6 +172,19 @@ def assign(
     if problems:
         raise ValueError("the rules can't be applied, nothing was changed:\n  " + "\n  ".join(problems))
     return tasks, tuple(untouched)
+
+
+def _matched(found: list[Slot], rules: list[Rule]) -> dict[int, list[Rule]]:
+    """The rules that speak of each slot, by its identity."""
+    by_name = {name: slot for slot in found for name in slot.owners}
+    matched: dict[int, dict[int, Rule]] = {id(slot): {} for slot in found}
+    for rule in rules:
+        # A plan has a rule for every tensor, each of which names but one.
+        plain = _PLAIN.fullmatch(rule.pattern) is not None
+        one = [by_name[rule.pattern]] if rule.pattern in by_name else []
+        for slot in one if plain else (s for s in found if _matches(s, rule.pattern)):
+            matched[id(slot)][id(rule)] = rule
+    return {key: list(hits.values()) for key, hits in matched.items()}
 
 
 def _written(task: Task) -> Written:

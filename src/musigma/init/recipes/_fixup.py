@@ -19,8 +19,13 @@ from musigma.init.recipes._recipe import (
 
 if TYPE_CHECKING:
     from musigma.init.planning import Entry, Plan
+    from musigma.init.recipes._structure import Block
 
 _SOURCE = "Zhang, Dauphin & Ma 2019"
+_NORMED = (
+    "Fixup takes the place of normalization, but {} norms ran: take them out (nn.Identity), or use "
+    "scheme='zero_gamma'"
+)
 
 
 @dataclass(frozen=True)
@@ -63,15 +68,17 @@ class Fixup:
             inside = weights.of(block.nodes)
             last = weights.ends(block)
             ends |= {e.tensor: redrawn(e, "zeros", f"ends a branch: 0 ({_SOURCE})") for e in last}
-            power = -1 / (2 * len(inside) - 2) if len(inside) > 1 else 0.0
+            depth = _depth(graph, block)
+            power = -1 / (2 * depth - 2) if depth > 1 else 0.0
             for entry in inside:
                 std = count**power * weights.he_std(entry)
-                said = f"one of {len(inside)} layers of a branch: {count}^({power:.3g})·He's ({_SOURCE})"
+                said = f"in a branch of {depth} layers: {count}^({power:.3g})·He's ({_SOURCE})"
                 entries[entry.tensor] = redrawn(entry, "normal", said, std=std)
             for node in (*block.branch.scalings, *_scales(graph, block.branch.nodes)):
                 entries |= _scale_at_one(graph, weights, node)
         entries |= ends
-        notes = _notes(blocks)
+        norms = len(graph.norms())
+        notes = [_NORMED.format(norms)] if norms else []
         for entry in weights.of(_heads(graph)):
             if entry.tied or entry.op in ("embedding",):
                 notes.append(f"{entry.tensor} is the head and tied to an embedding: Fixup's 0 was left out")
@@ -93,14 +100,15 @@ def _scale_at_one(graph: Graph, weights: Weights, node: Node) -> dict[str, Entry
     return found
 
 
-def _notes(blocks: list) -> list[str]:  # type: ignore[type-arg]
-    normed = sum(bool(block.branch.norms) for block in blocks)
-    if not normed:
-        return []
-    return [
-        f"Fixup takes the place of normalization, but {normed} of {len(blocks)} branches run through a norm; "
-        f"take it out (nn.Identity), or use scheme='zero_gamma'"
-    ]
+def _depth(graph: Graph, block: Block) -> int:
+    """The most layers that a signal passes one after the other in a branch."""
+    layers = {node.index for node in block.nodes}
+    longest: dict[int, int] = {}
+    for node in block.branch.nodes:
+        own = 0 if node.index not in layers else 2 if node.op == "multi_head_attention" else 1
+        behind = (longest.get(int(s), 0) for s in node.inputs if isinstance(s, Edge))
+        longest[node.index] = own + max(behind, default=0)
+    return longest[block.branch.end.index]
 
 
 def _heads(graph: Graph) -> list[Node]:

@@ -50,10 +50,11 @@ class Gpt2:
             if len(entry.shape) > 1 and entry.std > 0
         }
         for stream in found:
-            n = len(stream.blocks)
+            # Attention and MLP that run side by side add two signals in one sum.
+            n = sum(len(block.last) for block in stream.blocks)
             for block in stream.blocks:
                 for entry in weights.ends(block):
-                    said = f"ends branch {block.number} of {n}: {self.std:g}/√{n} ({_SOURCE})"
+                    said = f"ends one of {n} branches: {self.std:g}/√{n} ({_SOURCE})"
                     entries[entry.tensor] = redrawn(entry, "normal", said, std=self.std / math.sqrt(n))
         return changed(plan, entries, scheme=self.name)
 

@@ -55,6 +55,9 @@ class TFixup:
                 std = entry.shape[1] ** -0.5 * (9 * depth) ** -0.25
                 said = f"embedding: N(0, 1/d)·(9·{depth})^(−1/4) ({_SOURCE})"
                 entries[entry.tensor] = redrawn(entry, "normal", said, std=std)
+            elif len(entry.shape) > 1 and entry.op in kinds.PRODUCTS:
+                said = f"outside of the branches: Xavier ({_SOURCE})"
+                entries[entry.tensor] = redrawn(entry, "xavier_uniform", said, fans=weights.fans(entry))
         for stream in found:
             n = stream.layers
             gain = (9 * n) ** -0.25 if stream.decodes else 0.67 * n**-0.25

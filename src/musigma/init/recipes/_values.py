@@ -12,7 +12,8 @@ from torch import Tensor
 from musigma.graph import Edge, Graph, Node, Source, kinds
 from musigma.init.recipes._structure import Block
 
-_QUIET: Final = kinds.VIEWS | kinds.DROPOUTS | kinds.ops("to")
+# A cache of earlier keys and values, empty here, is put in front of the new ones.
+_QUIET: Final = kinds.VIEWS | kinds.DROPOUTS | kinds.CONCATENATIONS | kinds.ops("to")
 
 
 def value_rows(graph: Graph, block: Block) -> dict[str, tuple[int, ...] | None]:
@@ -106,9 +107,10 @@ def _back(graph: Graph, source: Source) -> Iterator[Edge]:
     while isinstance(source, Edge):
         yield source
         node = graph.nodes[source]
-        if graph.weights(node) or node.op not in _QUIET:
+        live = [s for s in node.inputs if graph.is_live(s)]
+        if graph.weights(node) or node.op not in _QUIET or len(live) != 1:
             return
-        source = node.inputs[0]
+        source = live[0]
 
 
 def _replayed(node: Node, x: Tensor) -> tuple[Tensor, ...]:
@@ -116,7 +118,9 @@ def _replayed(node: Node, x: Tensor) -> tuple[Tensor, ...]:
     shape = tuple(map(int, node.outputs[0].shape))
     if node.op in ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"):
         return (x.reshape(shape),)
-    if node.op in ("contiguous", "detach", "to", "clone", "alias") or node.op in kinds.DROPOUTS:
+    if tuple(x.shape) == shape and node.op in _QUIET - kinds.SELECTIONS - kinds.ops(
+        "transpose permute movedim"
+    ):
         return (x,)
     if node.op == "getitem":
         return (x[node.options["index"]],)  # type: ignore[index]
