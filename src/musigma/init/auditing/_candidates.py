@@ -12,7 +12,9 @@ from musigma.init.schemes._scheme import SCHEMES, Law
 
 # Kurtosis and, in standard deviations, the bound of the normal law cut at ±2σ of its parent.
 _CUT = SCHEMES["truncated_normal"].law((1,))
-_UNIFORM_KURTOSIS = 1.8
+UNIFORM_KURTOSIS = 1.8
+# What the label of a law ends in whose fans are torch's and not the layer's.
+SUFFIX = " by torch's fans"
 
 
 class Candidate(NamedTuple):
@@ -64,7 +66,7 @@ def uniform(std: float) -> Law:
         None.
     """
     bound = math.sqrt(3) * std
-    return Law(0.0, std**2, _UNIFORM_KURTOSIS, -bound, bound)
+    return Law(0.0, std**2, UNIFORM_KURTOSIS, -bound, bound)
 
 
 def cut(std: float) -> Law:
@@ -128,6 +130,8 @@ def _own(facts: Facts) -> Iterator[Candidate]:
         yield Candidate("torch_default (1/√hidden)", uniform(1 / math.sqrt(3 * int(owner.hidden_size))))  # type: ignore[arg-type]
     if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
         yield Candidate("normal(1) (torch's embedding)", normal(1.0))
+    if isinstance(owner, nn.MultiheadAttention) and facts.leaf == "in_proj_weight" and facts.torch_fans:
+        yield Candidate("xavier_uniform" + SUFFIX, uniform(math.sqrt(2 / sum(facts.torch_fans))))
     if isinstance(owner, nn.Bilinear) and facts.values.dim() == 3:
         yield Candidate("torch_default", uniform(1 / math.sqrt(3 * facts.shape[1])))
     if facts.torch_fans is not None and facts.torch_fans.fan_in:
@@ -139,7 +143,7 @@ def _own(facts: Facts) -> Iterator[Candidate]:
 def _counts(facts: Facts) -> Iterator[tuple[Fans, str]]:
     if facts.values.dim() < 2:
         return
-    for fans, suffix in ((facts.fans, ""), (facts.torch_fans, " by torch's fans")):
+    for fans, suffix in ((facts.fans, ""), (facts.torch_fans, SUFFIX)):
         differ = fans is not None and (not suffix or fans != facts.fans)
         if fans is not None and differ and min(fans) > 0:
             yield fans, suffix
@@ -168,6 +172,8 @@ def _scaled(facts: Facts, fans: Fans, suffix: str) -> Iterator[Candidate]:
 def _registered(facts: Facts) -> Iterator[Candidate]:
     """Every registered scheme at its defaults, those of other people's packages too."""
     for name, scheme in SCHEMES.items():
+        if facts.values.dim() < 2 or name == "torch_default_bias":
+            continue  # a bias has no fans, and a weight no bias
         try:
             law = scheme.law(facts.shape, fans=facts.fans)
         except (ValueError, KeyError, TypeError, IndexError, ZeroDivisionError):

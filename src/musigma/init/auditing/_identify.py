@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from musigma.init.auditing._candidates import Candidate, cut, normal, uniform
-from musigma.init.auditing._facts import SAMPLE, Facts
+from musigma.init.auditing._candidates import UNIFORM_KURTOSIS, Candidate, cut, normal, uniform
+from musigma.init.auditing._facts import Facts
 from musigma.init.auditing._interval import mean_interval, std_interval
 from musigma.init.auditing._outliers import outliers_of
 from musigma.init.schemes._scheme import Law
 
 # Fewer entries than this fit almost any law: what is said of them is no evidence.
 FEW = 64
+# What a layer draws by itself is preferred to a law that is up to so many nats more likely.
+_HEADSTART = 4.0
 _FAMILIES = {"normal": normal, "uniform": uniform, "truncated": cut}
 # Rows of an orthogonal matrix agree in length and are at right angles up to float32's rounding of a sum; a
 # normal matrix of n columns misses both by 1/√n. bfloat16 rounds each entry by 2⁻⁹, sums of them by less.
@@ -46,30 +48,8 @@ class Identified:
     others: tuple[str, ...] = ()
 
 
-def family_of(facts: Facts) -> str:
-    """The family that a law in use belongs to, by its kurtosis and bounds.
-
-    Args:
-        facts: the tensor.
-
-    Returns:
-        The best of the continuous families that fit, or "" for none.
-
-    Example:
-        >>> from torch import nn
-        >>> from musigma.init.auditing._facts import read
-        >>> family_of(read(nn.Linear(64, 64))[0][0])
-        'uniform'
-
-    References:
-        Massart 1990 (the constant of the DKW inequality).
-    """
-    fitting = [name for name in _FAMILIES if fits(facts, _FAMILIES[name](facts.std))]
-    return max(fitting, key=lambda name: _likelihood(facts, _FAMILIES[name](facts.std)), default="")
-
-
 def fits(facts: Facts, law: Law, *, rate: float = 1e-6) -> bool:
-    """Whether the entries can have the *shape* of a law that has the tensor's own spread and mean.
+    """Whether the entries can have been drawn from a continuous law, by their distribution.
 
     Formula: sup|F_n − F| ≤ √(ln(2/rate)/(2n)) over the sampled entries, and none outside the law's bounds.
 
@@ -79,35 +59,64 @@ def fits(facts: Facts, law: Law, *, rate: float = 1e-6) -> bool:
         rate: the chance that a tensor of this law is refused.
 
     Returns:
-        Whether it can.
+        Whether they can.
 
     Example:
         >>> from torch import nn
         >>> from musigma.init.auditing._facts import read
-        >>> fits(read(nn.Linear(64, 64))[0][0], normal(0.07))
-        False
+        >>> facts = read(nn.Linear(64, 64))[0][0]
+        >>> fits(facts, uniform(1 / (3 * 64) ** 0.5)), fits(facts, normal(1 / (3 * 64) ** 0.5))
+        (True, False)
 
     References:
         Dvoretzky, Kiefer & Wolfowitz 1956; Massart 1990.
     """
-    if not facts.finite or not facts.std > 0 or facts.low == facts.high:
-        return False
-    # The spread of the tensor stands in for the law's, so its ends may pass the bound by as much as that is
-    # off; rounding to the dtype adds half a unit.
-    slack = law.std * 4 * math.sqrt((law.kurtosis - 1) / (4 * facts.count)) * 2
-    slack += torch.finfo(facts.values.dtype).eps * max(abs(facts.low), abs(facts.high))
-    if (
-        facts.low < facts.mean + law.low - law.mean - slack
-        or facts.high > facts.mean + law.high - law.mean + slack
-    ):
+    if not facts.finite or facts.constant or not _inside(facts, law):
         return False
     x = facts.sample
-    distribution = _distribution((x - facts.mean) / law.std, law)
+    distribution = _distribution((x - law.mean) / law.std, law)
     steps = torch.arange(len(x) + 1, dtype=torch.float64) / len(x)
     distance = float(torch.maximum((distribution - steps[:-1]).abs(), (distribution - steps[1:]).abs()).max())
     # Coarse dtypes put many numbers into one: half of the largest share of equal entries is theirs.
     tie = 0.0 if facts.values.dtype.itemsize > 2 else 0.25 * torch.finfo(facts.values.dtype).eps
     return distance <= math.sqrt(math.log(2 / rate) / (2 * len(x))) + tie
+
+
+def _inside(facts: Facts, law: Law) -> bool:
+    # Rounding to the dtype may carry an entry half a unit past a bound.
+    slack = torch.finfo(facts.values.dtype).eps * max(abs(facts.low), abs(facts.high))
+    return law.low - slack <= facts.low and facts.high <= law.high + slack
+
+
+def own_law(facts: Facts, family: str) -> Law:
+    """A family's law with the mean and the spread, and where it has bounds the ends, that a tensor has.
+
+    Args:
+        facts: the tensor.
+        family: "normal", "uniform" or "truncated".
+
+    Returns:
+        The law.
+
+    Example:
+        >>> from torch import nn
+        >>> from musigma.init.auditing._facts import read
+        >>> facts = read(nn.Linear(64, 64))[0][0]
+        >>> own_law(facts, "normal").std == facts.std
+        True
+
+    References:
+        None.
+    """
+    free = _FAMILIES[family](facts.std)
+    if math.isinf(free.high):
+        return Law(facts.mean, free.var, free.kurtosis)
+    # A bound is known by the farthest entry, unless the tensor is small: then the spread knows it better.
+    reach = max(facts.high, -facts.low, free.high)
+    # ... but a law much wider than the spread is another law.
+    excess = 4 * math.sqrt((free.kurtosis - 1) / (4 * facts.count)) + 4 / math.sqrt(facts.count)
+    reach = min(reach, free.high * (1 + excess))
+    return _FAMILIES[family](facts.std * reach / free.high)
 
 
 def identify(facts: Facts, laws: Iterable[Candidate], z: float) -> Identified:
@@ -136,27 +145,20 @@ def identify(facts: Facts, laws: Iterable[Candidate], z: float) -> Identified:
     exact = _exact(facts)
     if exact is not None:
         return exact
-    family = family_of(facts)
-    if not family and (found := outliers_of(facts)) is not None:
+    matching = [c for c in laws if within(facts, c.law, z) and fits(facts, c.law)]
+    if matching:
+        # Laws of one likelihood keep their order, the most usual first.
+        best = sorted(matching, key=lambda c: -round(_likelihood(facts, c.law) + _HEADSTART * c.usual, 6))
+        others = tuple(dict.fromkeys(c.label for c in best[1:] if c.label != best[0].label))
+        return Identified(_family(best[0].law), best[0].label, best[0].law, True, others)
+    families = [name for name in _FAMILIES if fits(facts, own_law(facts, name))]
+    if families:
+        family = max(families, key=lambda name: _likelihood(facts, own_law(facts, name)))
+        return Identified(family, f"{family}, std {facts.std:.3g}", own_law(facts, family), False)
+    if (found := outliers_of(facts)) is not None:
         label = f"normal, std {found.sigma:.3g}, with {found.count} outliers"
         return Identified("contaminated", label, normal(found.sigma), False)
-    if not family:
-        return Identified(None, None, None, False)
-    own = _FAMILIES[family](facts.std)
-    matching = [c for c in laws if _same_family(c.law, own) and within(facts, c.law, z)]
-    if not matching:
-        return Identified(family, f"{family}, std {facts.std:.3g}", own, False)
-    error = math.sqrt((own.kurtosis - 1) / (4 * facts.count))
-
-    def distance(candidate: Candidate) -> float:
-        # In standard errors; what the layer draws by itself needs two of them to be doubted. Laws of one
-        # spread keep their order, the most usual first.
-        off = abs(math.log(facts.std / candidate.law.std)) / error
-        return round(max(off - 2.0, 0.0) if candidate.usual else off, 6)
-
-    nearest = sorted(matching, key=distance)
-    others = tuple(dict.fromkeys(c.label for c in nearest[1:] if c.label != nearest[0].label))
-    return Identified(family, nearest[0].label, nearest[0].law, True, others)
+    return Identified(None, None, None, False)
 
 
 def within(facts: Facts, law: Law, z: float) -> bool:
@@ -252,14 +254,16 @@ def _exact(facts: Facts) -> Identified | None:
     return None
 
 
-def _same_family(law: Law, own: Law) -> bool:
-    return math.isclose(law.kurtosis, own.kurtosis, rel_tol=0.02)
+def _family(law: Law) -> str:
+    if math.isinf(law.high):
+        return "normal"
+    return "uniform" if law.kurtosis == UNIFORM_KURTOSIS else "truncated"
 
 
 def _distribution(x: Tensor, law: Law) -> Tensor:
     """F at x standard deviations from the mean."""
     low, high = (law.low - law.mean) / law.std, (law.high - law.mean) / law.std
-    if law.kurtosis == 1.8:
+    if law.kurtosis == UNIFORM_KURTOSIS:
         return ((x - low) / (high - low)).clamp(0, 1)
     if math.isinf(high):
         return torch.special.ndtr(x)
@@ -269,16 +273,13 @@ def _distribution(x: Tensor, law: Law) -> Tensor:
 
 
 def _likelihood(facts: Facts, law: Law) -> float:
-    """Mean log-density of the sampled entries, in units of the spread."""
-    x = (facts.sample - facts.mean) / law.std
-    if law.kurtosis == 1.8:
-        return -math.log(2 * math.sqrt(3))
-    square = float(x.square().mean())
-    if math.isinf(law.high):
-        return -(math.log(2 * math.pi) + square) / 2
-    sigma = law.high / law.std / 2
+    """Log-density of all entries under a law that has none of them outside its bounds."""
+    family = _family(law)
+    if family == "uniform":
+        return -facts.count * math.log(law.high - law.low)
+    square = facts.std**2 + (facts.mean - law.mean) ** 2
+    if family == "normal":
+        return -facts.count * (math.log(2 * math.pi * law.var) + square / law.var) / 2
+    sigma = (law.high - law.mean) / 2
     mass = math.erf(2 / math.sqrt(2))
-    return -(math.log(2 * math.pi) + square / sigma**2) / 2 - math.log(sigma * mass)
-
-
-__all__ = ["FEW", "SAMPLE", "Identified", "family_of", "fits", "identify", "is_orthogonal", "within"]
+    return -facts.count * (math.log(2 * math.pi * sigma**2 * mass**2) + square / sigma**2) / 2

@@ -36,8 +36,8 @@ def check_collapse(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             facts.name,
             f"samples-collapse: after {chain.depth} layers what differs between examples is {share:.2g} of "
-            f"the rms ({last.rms:.3g}), {math.sqrt(critical):.2g} in a critical net; E[z²]/E[x²] is {factor:.3g} "
-            f"here where {wanted:.3g} is wanted.",
+            f"the rms ({last.rms:.3g}), {math.sqrt(critical):.2g} in a critical net; E[z²]/E[x²] is "
+            f"{factor:.3g} here where {wanted:.3g} is wanted.",
             {
                 "realised": facts.std,
                 "expected": facts.std * math.sqrt(wanted / factor) if factor > 0 else None,

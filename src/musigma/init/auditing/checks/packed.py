@@ -8,9 +8,11 @@ draw makes the columns of the stack orthonormal, not the matrices.
 import math
 from collections.abc import Iterator
 
+from torch import nn
+
 from musigma.graph import Edge, Node, kinds
 from musigma.init._fans import Fans
-from musigma.init.auditing._candidates import cut, normal, uniform
+from musigma.init.auditing._candidates import SUFFIX, cut, normal, uniform
 from musigma.init.auditing._facts import Facts
 from musigma.init.auditing._identify import within
 from musigma.init.auditing._interval import std_interval
@@ -81,13 +83,17 @@ def _spread(fans: Fans) -> float:
 
 
 def _explained(scene: Scene, facts: Facts) -> bool:
-    """Whether a law that counts one block alone has this spread too."""
+    """Whether a law that scales with the fans of one block, or the layer's own, has this spread too."""
     found = scene.laws[facts.name]
+    if isinstance(facts.owner, nn.MultiheadAttention):
+        return False  # its constructor does it
     labels = [found.label or "", *found.others]
-    counted = [
-        label for label in labels if label.startswith(("he", "xavier", "lecun")) and "torch" not in label
-    ]
-    return facts.fans != facts.torch_fans and bool(counted)
+    fixed = ("normal(", "truncated_normal(", "uniform(")
+    # Where the module doesn't know that it stacks several, its own fans are those of one matrix.
+    one = "xavier" if facts.fans == facts.torch_fans else "\0"
+    return any(
+        not label.startswith((*fixed, one)) and not label.endswith(SUFFIX) for label in labels if label
+    )
 
 
 def _parts(scene: Scene, facts: Facts) -> int:

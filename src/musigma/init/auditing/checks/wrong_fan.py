@@ -10,14 +10,12 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from musigma.init.auditing._candidates import candidates
+from musigma.init.auditing._candidates import SUFFIX, candidates
 from musigma.init.auditing._facts import Facts
 from musigma.init.auditing._interval import std_interval
 from musigma.init.auditing._report import Finding
 from musigma.init.auditing._scene import Scene, check
 from musigma.init.schemes._scheme import Law
-
-_SUFFIX = " by torch's fans"
 
 
 @check("wrong-fan")
@@ -45,11 +43,11 @@ def _meant(scene: Scene, facts: Facts) -> tuple[str, Law] | None:
     labels = [found.label, *found.others]
     # Where torch swaps the two, what it calls fan_in is the true fan_out.
     wrong = [
-        label for label in labels if label.endswith((_SUFFIX, "(fan_out)") if _swapped(facts) else _SUFFIX)
+        label for label in labels if label.endswith((SUFFIX, "(fan_out)") if _swapped(facts) else SUFFIX)
     ]
     if len(wrong) < len(labels):
         return None
-    label = wrong[0].removesuffix(_SUFFIX).replace("(fan_out)", "" if _swapped(facts) else "(fan_out)")
+    label = wrong[0].removesuffix(SUFFIX).replace("(fan_out)", "" if _swapped(facts) else "(fan_out)")
     law = next((c.law for c in candidates(facts) if c.label == label), None)
     return None if law is None else (label, law)
 
