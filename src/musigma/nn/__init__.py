@@ -1,5 +1,6 @@
 """Modules: torch.nn's normalization layers, and a few that torch lacks."""
 
+from musigma.nn._affine import Affine
 from musigma.nn._averaging import ema_multi_avg_fn
 from musigma.nn._batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from musigma.nn._batch_norm_lstm import BatchNormLSTM
@@ -19,6 +20,7 @@ from musigma.nn._sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "AddNorm",
+    "Affine",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",

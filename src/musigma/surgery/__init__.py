@@ -10,6 +10,7 @@ from musigma.surgery._remove_bias import remove_bias
 from musigma.surgery._replace import replace
 from musigma.surgery._split import split
 from musigma.surgery._sync import sync, unsync
+from musigma.surgery.converting import convert, insert, remove
 from musigma.surgery.folding import fold
 
 __all__ = [
@@ -18,10 +19,13 @@ __all__ = [
     "CertificateError",
     "adapt",
     "cancelled_biases",
+    "convert",
     "fold",
     "freeze",
+    "insert",
     "parameter_groups",
     "recalibrate",
+    "remove",
     "remove_bias",
     "replace",
     "split",

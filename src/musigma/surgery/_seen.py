@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -43,3 +43,15 @@ def dims_seen(model: nn.Module, layers: Mapping[str, nn.Module], example: Any) -
     seen: dict[str, set[int]] = {}
     run_and_listen(model, layers, example, lambda name, x, _: seen.setdefault(name, set()).add(x.dim()))
     return {name: tuple(sorted(dims)) for name, dims in seen.items()}
+
+
+def shapes_seen(
+    model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable[Any]
+) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes of what each layer is called with, layers in the order in which they are reached."""
+    seen: dict[str, list[tuple[int, ...]]] = {}
+    for example in data:
+        run_and_listen(
+            model, layers, example, lambda name, x, _: seen.setdefault(name, []).append(tuple(x.shape))
+        )
+    return seen
