@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -19,7 +20,7 @@ from musigma.init.planning._leftover import leftovers
 from musigma.init.planning._plan import Plan
 from musigma.init.planning._purpose import Purposes
 from musigma.init.planning._walk import Walk
-from musigma.init.recipes import find_recipe
+from musigma.init.recipes import find_recipe, fitted
 
 __all__ = ["families", "initialize", "plan"]
 
@@ -69,7 +70,8 @@ def plan(
     notes = (*book.notes, *chooser.targets.unreachable.values())
     layers = tuple(walk.layers[index] for index in sorted(walk.layers))
     made = Plan(tuple(entries), layers, book.skipped, notes, seed, "auto", graph)
-    return made if recipe is None else recipe(made, model)
+    # What a recipe changes, the walk that gave the layers didn't know.
+    return made if recipe is None else replace(recipe(made, model), layers=())
 
 
 def initialize(
@@ -99,7 +101,7 @@ def initialize(
     """
     done = plan(model, example, scheme=scheme, seed=seed, skip=skip)
     done.apply(model)
-    return done
+    return fitted(find_recipe(scheme), done, model, example)
 
 
 def _recorded(model: nn.Module, example: Any) -> tuple[Facts, Graph]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import difflib
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from musigma.init._rule import make_rule
 from musigma.init.recipes._one_scheme import OneScheme
 from musigma.init.recipes._recipe import RECIPES, Recipe
 from musigma.init.schemes import SCHEMES
+
+if TYPE_CHECKING:
+    from musigma.init.planning import Plan
 
 
 def find_recipe(scheme: object) -> Recipe | None:
@@ -51,3 +57,19 @@ def find_recipe(scheme: object) -> Recipe | None:
         f"there is no scheme or recipe {scheme!r}; {hint}"
         f"  recipes: {', '.join(sorted(RECIPES))}\n  schemes: {', '.join(sorted(SCHEMES))}"
     )
+
+
+def fitted(recipe: object, plan: Plan, model: nn.Module, example: Any) -> Plan:
+    """Let a recipe that needs the example change what was drawn.
+
+    Args:
+        recipe: any recipe, or None.
+        plan: what was drawn.
+        model: the model.
+        example: what to run it on.
+
+    Returns:
+        The plan with the fitted entries; as it was for recipes without `fit`.
+    """
+    fit = getattr(recipe, "fit", None)
+    return plan if fit is None else fit(plan, model, example)

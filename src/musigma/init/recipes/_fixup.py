@@ -16,6 +16,7 @@ from musigma.init.recipes._recipe import (
     register,
     streams_of,
 )
+from musigma.init.recipes._structure import heads
 
 if TYPE_CHECKING:
     from musigma.init.planning import Entry, Plan
@@ -79,7 +80,7 @@ class Fixup:
         entries |= ends
         norms = len(graph.norms())
         notes = [_NORMED.format(norms)] if norms else []
-        for entry in weights.of(_heads(graph)):
+        for entry in weights.of(heads(graph)):
             if entry.tied or entry.op in ("embedding",):
                 notes.append(f"{entry.tensor} is the head and tied to an embedding: Fixup's 0 was left out")
             elif entry.tensor not in entries:
@@ -109,23 +110,6 @@ def _depth(graph: Graph, block: Block) -> int:
         behind = (longest.get(int(s), 0) for s in node.inputs if isinstance(s, Edge))
         longest[node.index] = own + max(behind, default=0)
     return longest[block.branch.end.index]
-
-
-def _heads(graph: Graph) -> list[Node]:
-    """The weight layers whose output reaches the model's through no other one and no residual sum."""
-    sums = {branch.add.index for branch in graph.residual_branches()}
-    found, pending, seen = [], [int(s) for s in graph.output if isinstance(s, Edge)], set()
-    while pending:
-        index = pending.pop()
-        node = graph.nodes[index]
-        if index in seen or index in sums:
-            continue
-        seen.add(index)
-        if graph.weights(node):
-            found.append(node)
-        else:
-            pending += [int(s) for s in node.inputs if isinstance(s, Edge) and graph.is_live(s)]
-    return found
 
 
 register(Fixup())

@@ -74,6 +74,30 @@ def streams(graph: Graph) -> tuple[Stream, ...]:
     return tuple(_stream(graph, chain, adds, encodes=i in encoders) for i, chain in enumerate(chains))
 
 
+def heads(graph: Graph) -> list[Node]:
+    """The weight layers whose output reaches the model's through no other one and no residual sum.
+
+    Args:
+        graph: the model as it ran.
+
+    Returns:
+        The nodes, from the output back.
+    """
+    sums = {branch.add.index for branch in graph.residual_branches()}
+    found, pending, seen = [], [int(s) for s in graph.output if isinstance(s, Edge)], set()
+    while pending:
+        index = pending.pop()
+        node = graph.nodes[index]
+        if index in seen or index in sums:
+            continue
+        seen.add(index)
+        if graph.weights(node):
+            found.append(node)
+        else:
+            pending += [int(s) for s in node.inputs if isinstance(s, Edge) and graph.is_live(s)]
+    return found
+
+
 def _stream(graph: Graph, chain: list[Branch], adds: dict[int, int], *, encodes: bool) -> Stream:
     kinds_of = [_kind(graph, branch, adds) for branch in chain]
     attends = "attention" in kinds_of
