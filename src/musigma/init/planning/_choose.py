@@ -15,7 +15,7 @@ from musigma.init.planning import _packed as packed
 from musigma.init.planning._book import Book, Note
 from musigma.init.planning._entry import Layer
 from musigma.init.planning._purpose import Purpose, Purposes
-from musigma.init.planning._signal import EXAMPLE, HERE, Signal
+from musigma.init.planning._signal import EXAMPLE, HERE, PLACE, Signal
 from musigma.init.planning._taps import effective_fans
 from musigma.init.planning._targets import LOGIT_BIAS, POSITION, Target, Targets
 from musigma.init.planning._walk import Walk
@@ -30,6 +30,7 @@ class Chooser:
     Attributes:
         book: where they are written.
         heads: node index → second moment that a head read in the last walk, for tied tensors.
+        sent_back: node index → second moment of the gradient at a layer's input, by that at its output.
 
     Args:
         book: the model's tensors.
@@ -42,6 +43,7 @@ class Chooser:
         self.purposes = purposes
         self.targets = Targets(purposes)
         self.heads: dict[int, float] = {}
+        self.sent_back: dict[int, float] = {}
         self.named = named
 
     def again(self) -> None:
@@ -67,18 +69,49 @@ class Chooser:
             walk, node, weight, known.second, fan_in, purpose, target, note, direct=direct
         )
         bias = self._bias_law(node, weight, target)
+        self.sent_back[node.index] = fan_out * variance
         if node.op in kinds.EMBEDDINGS:
             out = _looked_up(walk, node, variance)
         else:
-            covariance = fan_in * variance * known.covariance + bias
-            out = known.like(walk.draws.normal(covariance, node.index))
+            out = self.mixed(walk, node, known, fan_in * variance, bias, units=_units(node, shape))
         if purpose.kind == "head":
+            out = self._with_own_row(walk, node, weight, known, out)
             self.heads[node.index] = known.second
         walk.put(node, out)
-        self.expect(walk, node, purpose.kind, known, out, target, why)
+        self.expect(walk, node, purpose.kind, known, out, target, why, fan_in)
+
+    def _with_own_row(self, walk: Walk, node: Node, weight: str, read: Signal, out: Signal) -> Signal:
+        """Where the head's weight is the look-up table, a token's own logit is large from the start."""
+        table = next((u for u in walk.graph.uses(weight) if u.op in kinds.EMBEDDINGS), None)
+        row = walk.signal(Edge(table.index)) if table is not None else None
+        shape = walk.shape(Edge(node.index))
+        if row is None or not shape or out.second <= 0:
+            return out
+        width = walk.shape(Edge(table.index))[-1] if table is not None else 1
+        own = width * float((read.values[HERE] * row.values[HERE]).mean())
+        return out.like(out.values * math.sqrt(1 + own**2 / shape[-1] / out.second))
+
+    def mixed(
+        self, walk: Walk, node: Node, read: Signal, factor: float, bias: float, *, units: float, key: int = 0
+    ) -> Signal:
+        """A sum of many inputs: normal, and off by what a finite number of them leaves to chance."""
+        out = read.like(walk.draws.normal(factor * read.covariance + bias, node.index + key))
+        share = factor * read.second / max(factor * read.second + bias, 1e-300)
+        source = next((s for s in node.inputs if walk.signal(s) is not None), None)
+        examples, places = walk.sizes(source)
+        variance = read.log_drift**2 + read.noise(examples, places) / max(units, 1.0)
+        return replace(out, drift=out.values[HERE] * (share * math.sqrt(variance) / 2))
 
     def expect(
-        self, walk: Walk, node: Node, kind: str, read: Signal, out: Signal, target: Target | None, why: str
+        self,
+        walk: Walk,
+        node: Node,
+        kind: str,
+        read: Signal,
+        out: Signal,
+        target: Target | None,
+        why: str,
+        fan_in: float,
     ) -> None:
         """Write down what a layer is expected to give."""
         c = out.covariance
@@ -91,7 +124,9 @@ class Chooser:
             read.second,
             math.sqrt(max(out.second - out.mean**2, 0.0)),
             float(c[HERE, EXAMPLE] / c[HERE, HERE]) if float(c[HERE, HERE]) > 0 else math.nan,
+            spread=_spread(walk, node, out, fan_in),
             measured=why if why not in ("", "the example's own values") else "",
+            rms=math.sqrt(out.second),
             target=math.sqrt(target.second) if target is not None else math.nan,
         )
 
@@ -105,9 +140,9 @@ class Chooser:
                     continue
                 note = Note(node.op, node.module)
                 said = "a norm starts with the weight 1" if value else "a norm starts with the bias 0"
-                self.book.write(name, "ones" if value else "zeros", {}, said, note)
-                if role == "weight" and self.book.is_kept(name):
-                    scale = self._rms(name) or 1.0
+                entry = self.book.write(name, "ones" if value else "zeros", {}, said, note)
+                if role == "weight":
+                    scale = math.hypot(entry.mean, entry.std) if entry is not None else self._rms(name)
         return scale
 
     def added(self, walk: Walk, node: Node, source: Source) -> Signal | None:
@@ -276,7 +311,7 @@ class Chooser:
                     int(s) == at.index for s in masks if isinstance(s, Edge)
                 ):
                     return True
-                step = reader.op in kinds.VIEWS | kinds.ADDITIONS - kinds.NORMS | kinds.CONCATENATIONS
+                step = reader.op in kinds.VIEWS | kinds.ELEMENTWISE | kinds.CONCATENATIONS
                 if step and reader.index not in seen:
                     seen.add(reader.index)
                     pending.append(reader)
@@ -328,13 +363,40 @@ class Chooser:
             walk, node, name, signal.second, width, purpose, target, note, direct=True
         )  # fmt: skip
         packed.zero_biases(self.book, node)
-        out = signal.like(walk.draws.normal(width * variance * signal.covariance, node.index + 2))
-        self.expect(walk, node, purpose.kind, signal, out, target, signal.measured)
+        self.sent_back[node.index] = width * variance
+        out = self.mixed(walk, node, signal, width * variance, 0.0, units=width, key=2)
+        self.expect(walk, node, purpose.kind, signal, out, target, signal.measured, width)
         return out
+
+    def expect_states(self, walk: Walk, node: Node, read: Signal, out: Signal) -> None:
+        """Write down what a recurrent layer is expected to give: no theory says how far it strays."""
+        self.expect(walk, node, "recurrent", read, out, None, read.measured, 1.0)
+        walk.layers[node.index] = replace(walk.layers[node.index], spread=math.nan)
 
     def recurrence(self, node: Node) -> Iterable[Callable[[Signal], Recurrence]]:
         """The layers of a recurrent op, each decided when it is known what it reads."""
         return packed.recurrence(self.book, node)
+
+
+def _units(node: Node, weight: tuple[int, ...]) -> float:
+    """How many units a layer reads, each with a variance of its own."""
+    if node.op in kinds.TRANSPOSED_CONVOLUTIONS:
+        return float(weight[0])
+    if node.op in kinds.CONVOLUTIONS:
+        return float(weight[1] * int(node.options.get("groups", 1) or 1))  # type: ignore[call-overload]
+    return float(weight[-1] if node.op == "linear" else min(weight, default=1))
+
+
+def _spread(walk: Walk, node: Node, out: Signal, fan_in: float) -> float:
+    """Standard deviation of log E[z²] of a layer's own units, of which there are only so many.
+
+    Given its weights a unit has the variance wᵀCw, which is 2/fan_in off even over endless places.
+    """
+    shape = tuple(map(int, node.shapes[0]))
+    units = shape[1] if node.op in kinds.CONVOLUTIONS | kinds.TRANSPOSED_CONVOLUTIONS else shape[-1]
+    examples, places = walk.sizes(Edge(node.index))
+    own = out.noise(examples, places) + 2 / max(fan_in, 1.0)
+    return math.sqrt(out.log_drift**2 + own / max(units, 1))
 
 
 def signal_width(node: Node) -> int:
@@ -385,4 +447,11 @@ def _looked_up(walk: Walk, node: Node, variance: float) -> Signal:
     ids = [s for name, sources in node.arguments.items() if name != "weight" for s in sources]
     if not any(walk.graph.is_live(source) for source in ids):
         covariance[HERE, EXAMPLE] = covariance[EXAMPLE, HERE] = variance
+    elif ids:
+        start = ids[0]
+        while isinstance(start, Edge) and walk.graph.nodes[start].op in kinds.VIEWS:
+            start = walk.graph.nodes[start].inputs[0]
+        place, example = walk.facts.repeats.get(getattr(start, "name", ""), (0.0, 0.0))
+        covariance[HERE, PLACE] = covariance[PLACE, HERE] = variance * place
+        covariance[HERE, EXAMPLE] = covariance[EXAMPLE, HERE] = variance * example
     return Signal(walk.draws.normal(covariance, node.index))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from musigma.init._fans import Fans
 
@@ -61,11 +61,14 @@ class Layer:
             `gate`, `embedding`, `recurrent`, `plain`.
         inputs: second moment of what it reads.
         std: expected standard deviation of its output, over examples, places and units.
+        rms: the root of its expected second moment; std if the mean is 0, as it is without a bias.
         correlation: expected correlation of one unit's output between two examples; nan if unknown.
         gradient: expected sum of squares of the gradient at the output, per example, relative to the last
             layer's; nan if unknown.
         spread: standard deviation of log(output variance) over draws of the weights, at this width.
+        gradient_spread: the same of the gradient, relative to the last layer's.
         measured: empty if theory gave `inputs`; else what was measured on the example, and why.
+        target: what the law was chosen for; std is what it comes to, which is as much but for a kept weight.
     """
 
     node: int
@@ -78,6 +81,7 @@ class Layer:
     correlation: float = float("nan")
     gradient: float = float("nan")
     spread: float = float("nan")
+    gradient_spread: float = float("nan")
+    rms: float = float("nan")
     measured: str = ""
     target: float = float("nan")
-    numbers: Mapping[str, float] = field(default_factory=dict)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from musigma.graph import UNKNOWN, Edge, Input, Node, kinds, tensors
-from musigma.init.planning._signal import EXAMPLE, HERE, PLACE
+from musigma.init.planning._signal import HERE
 
 _CONSTANTS: Final = kinds.ELEMENTWISE | kinds.CONCATENATIONS | kinds.ops("setitem index_add scatter")
+
+# exp(−50) of the largest weight is nothing; how many queries tell how a mask grows.
+_FORBIDDEN: Final = -50.0
+_QUERIES: Final = 64
 
 
 class Facts:
@@ -20,6 +25,8 @@ class Facts:
         operands: (node, place among its inputs) → (n,) draws of an operand that doesn't depend on a layer:
             a rotary table, a mask, a constant.
         inputs: name → (3, n) draws from a floating-point tensor of the example.
+        repeats: name of an integer input → how often two places, and two examples, hold the same number.
+        masks: node → how many keys each query of an attention may look at.
         shapes: name → shape of any tensor of the example.
 
     Args:
@@ -31,6 +38,8 @@ class Facts:
         self.count = count
         self.operands: dict[tuple[int, int], Tensor] = {}
         self.inputs: dict[str, Tensor] = {}
+        self.repeats: dict[str, tuple[float, float]] = {}
+        self.masks: dict[int, tuple[int, ...]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._generator = torch.Generator("cpu").manual_seed(seed)
         # One set of places for all tensors: tables of one shape are read at the same places.
@@ -42,6 +51,8 @@ class Facts:
         live = [source for source in node.inputs if self._is_live(source)]
         if live:
             self._live.add(node.index)
+        if node.arguments.get("attn_mask") and isinstance(kwargs.get("attn_mask"), Tensor):
+            self._read_mask(node, kwargs["attn_mask"])
         if node.op not in _CONSTANTS or not live:
             return
         found = tensors((args, kwargs))
@@ -52,6 +63,15 @@ class Facts:
             if constant and not tensor.is_meta and tensor.numel():
                 self.operands[node.index, place] = self._draw(tensor)
 
+    def _read_mask(self, node: Node, mask: Tensor) -> None:
+        if mask.is_meta or not mask.numel() or mask.dim() < 2:
+            return
+        # Masks forbid by False, or by adding a number that no logit makes up for.
+        allowed = mask if mask.dtype == torch.bool else mask > _FORBIDDEN
+        counts = allowed.sum(-1).flatten()
+        step = max(len(counts) // _QUERIES, 1)
+        self.masks[node.index] = tuple(max(int(count), 1) for count in counts[::step].tolist())
+
     def read(self, name: str, tensor: Tensor, features: int) -> None:
         """Take draws from a tensor of the example.
 
@@ -61,23 +81,49 @@ class Facts:
             features: which of its dimensions runs over units.
         """
         self.shapes[name] = tuple(tensor.shape)
+        if not tensor.is_meta and not tensor.is_floating_point() and tensor.numel() and tensor.dim() > 1:
+            self.repeats[name] = self._repeats(tensor.detach().reshape(tensor.shape[0], -1).cpu())
+        drawn = self.draws(tensor, features)
+        if drawn is not None:
+            self.inputs[name] = drawn
+
+    def _repeats(self, ids: Tensor) -> tuple[float, float]:
+        example, place = (self._index(size) for size in ids.shape)
+        here = ids[example, place]
+        elsewhere = ids[example, self._other(place, ids.shape[1])] == here
+        other = ids[self._other(example, ids.shape[0]), place] == here
+        return float(elsewhere.double().mean()), float(other.double().mean())
+
+    def draws(self, tensor: Tensor, features: int) -> Tensor | None:
+        """Draws from a tensor as the rows of a signal: a unit here, at another place, in another example.
+
+        Args:
+            tensor: (examples, ...).
+            features: which of its dimensions runs over units.
+
+        Returns:
+            (3, n) float64 with the tensor's own second moment; None for what holds no real numbers.
+        """
         if tensor.is_meta or not tensor.is_floating_point() or not tensor.numel():
-            return
-        x = tensor.detach().to("cpu", torch.float64)
+            return None
+        x = tensor.detach()
         if x.dim() < 2:
             x = x.reshape(-1, 1)
         x = x.movedim(features if -x.dim() <= features < x.dim() else -1, -1)
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         example, place, unit = (self._index(size) for size in x.shape)
-        rows = {
-            HERE: x[example, place, unit],
-            PLACE: x[example, self._other(place, x.shape[1]), unit],
-            EXAMPLE: x[self._other(example, x.shape[0]), place, unit],
-        }
-        drawn = torch.stack([rows[row] for row in sorted(rows)])
+        elsewhere, other = self._other(place, x.shape[1]), self._other(example, x.shape[0])
+        at = [(example, place), (example, elsewhere), (other, place)]
+        drawn = torch.stack([x[e.to(x.device), p.to(x.device), unit.to(x.device)] for e, p in at])
+        drawn = drawn.to("cpu", torch.float64)
         # The draws are to have the tensor's own second moment, not one of their sample.
-        whole, sample = x.square().mean(), drawn[HERE].square().mean()
-        self.inputs[name] = drawn * (whole / sample).sqrt() if float(sample) > 0 else drawn
+        whole = float(tensor.detach().to(torch.float64).square().mean())
+        sample = float(drawn[HERE].square().mean())
+        return (
+            drawn * math.sqrt(whole / sample)
+            if sample > 0 and math.isfinite(whole)
+            else drawn.nan_to_num(0, 0, 0)
+        )
 
     def _is_live(self, source: object) -> bool:
         if isinstance(source, Edge):

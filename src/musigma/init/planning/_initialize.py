@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from musigma.graph import Graph, kinds, named_inputs, record, unwrap
+from musigma.graph import Graph, Input, kinds, named_inputs, record, unwrap
 from musigma.init._names import clean, slots
 from musigma.init.planning import families
+from musigma.init.planning._backward import Backward
 from musigma.init.planning._book import Book
 from musigma.init.planning._choose import Chooser
+from musigma.init.planning._entry import Entry, Layer
 from musigma.init.planning._facts import Facts
-from musigma.init.planning._leftover import leftovers
+from musigma.init.planning._leftover import leftovers, path_notes
+from musigma.init.planning._measure import kept_on_failure, measured_walk
 from musigma.init.planning._plan import Plan
 from musigma.init.planning._purpose import Purposes
+from musigma.init.planning._verify import verify as measure
 from musigma.init.planning._walk import Walk
 from musigma.init.recipes import find_recipe, fitted
 
@@ -57,21 +62,7 @@ def plan(
         >>> print(ms.init.plan(model, torch.ones(2, 4)).entries[0].reason)
         relu follows: variance 1 where it bends
     """
-    recipe = find_recipe(scheme)
-    model = unwrap(model)
-    facts, graph = _recorded(model, example)
-    found = slots(model)
-    book = Book(graph, found, _kept(model, skip))
-    chooser = Chooser(book, Purposes(graph))
-    walk = _walk(graph, chooser, facts)
-    leftovers(book, graph, found)
-    order = {slot.name: index for index, slot in enumerate(found)}
-    entries = sorted(book.entries.values(), key=lambda entry: order[entry.tensor])
-    notes = (*book.notes, *chooser.targets.unreachable.values())
-    layers = tuple(walk.layers[index] for index in sorted(walk.layers))
-    made = Plan(tuple(entries), layers, book.skipped, notes, seed, "auto", graph)
-    # What a recipe changes, the walk that gave the layers didn't know.
-    return made if recipe is None else replace(recipe(made, model), layers=())
+    return _planned(model, example, scheme, seed, skip).plan
 
 
 def initialize(
@@ -99,13 +90,83 @@ def initialize(
         Exception: whatever the model raises on the example; the model keeps the weights it had.
         ValueError: an unknown scheme.
     """
-    done = plan(model, example, scheme=scheme, seed=seed, skip=skip)
-    done.apply(model)
-    return fitted(find_recipe(scheme), done, model, example)
+    planned = _planned(model, example, scheme, seed, skip)
+    done, model = planned.plan, unwrap(model)
+    with kept_on_failure(slots(model)):
+        done.apply(model)
+        done = fitted(find_recipe(scheme), done, model, example)
+        if done is not planned.plan:
+            done = replace(done, layers=planned.expected(done.entries))
+        if verify and done.graph is not None:
+            done.verification = measure(model, example, done.graph, done.layers)
+    return done
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A plan, and what it takes to say what other laws would give."""
+
+    plan: Plan
+    chooser: Chooser
+    facts: Facts
+
+    def expected(self, entries: Iterable[Entry]) -> tuple[Layer, ...]:
+        """What is expected of each layer under given laws."""
+        self.chooser.book.entries = {entry.tensor: entry for entry in entries}
+        walk = Walk(self.chooser.purposes.graph, self.chooser, self.facts)
+        walk.run()
+        return _with_gradients(walk)
+
+
+def _planned(model: nn.Module, example: Any, scheme: Any, seed: int, skip: Iterable[str]) -> _Planned:
+    recipe = find_recipe(scheme)
+    model = unwrap(model)
+    facts, graph = _recorded(model, example)
+    found = slots(model)
+    book = Book(graph, found, _kept(model, skip))
+    chooser = Chooser(book, Purposes(graph))
+    walk = _walk(graph, chooser, facts)
+    if walk.unknown and not _is_hollow(model):
+        walk = measured_walk(model, example, chooser, facts, seed)
+    layers = _with_gradients(walk)
+    leftovers(book, graph, found)
+    order = {slot.name: index for index, slot in enumerate(found)}
+    entries = tuple(sorted(book.entries.values(), key=lambda entry: order[entry.tensor]))
+    notes = (*book.notes, *chooser.targets.unreachable.values(), *path_notes(graph, found))
+    made = Plan(entries, layers, book.skipped, notes, seed, "auto", graph)
+    planned = _Planned(made, chooser, facts)
+    if recipe is None:
+        return planned
+    changed = recipe(made, model)
+    return replace(planned, plan=replace(changed, layers=planned.expected(changed.entries)))
+
+
+def _with_gradients(walk: Walk) -> tuple[Layer, ...]:
+    """The layers with what theory says of their gradients, relative to the last one that gets any."""
+    backward = Backward(walk)
+    backward.run()
+    layers = [walk.layers[index] for index in sorted(walk.layers)]
+    reached = [layer.node for layer in layers if backward.energy.get(layer.node, 0.0) > 0]
+    last = backward.energy[reached[-1]] if reached else math.nan
+    after_lost = {index for at in backward.lost for index in walk.graph.ancestors(walk.graph.nodes[at])}
+    return tuple(
+        layer
+        if layer.node in after_lost
+        else replace(
+            layer,
+            gradient=backward.energy.get(layer.node, math.nan) / last,
+            gradient_spread=math.sqrt(backward.strays.get(layer.node, math.nan)),
+        )
+        for layer in layers
+    )
+
+
+def _is_hollow(model: nn.Module) -> bool:
+    return any(p.is_meta for p in model.parameters())
 
 
 def _recorded(model: nn.Module, example: Any) -> tuple[Facts, Graph]:
-    meta = any(p.is_meta for p in model.parameters())
+    meta = _is_hollow(model)
     facts = Facts(_DRAWS)
     with torch.no_grad():
         graph = record(model, _to_meta(example) if meta else example, listen=facts.listen)
@@ -119,8 +180,6 @@ def _recorded(model: nn.Module, example: Any) -> tuple[Facts, Graph]:
 
 def _features(graph: Graph, name: str, tensor: Tensor) -> int:
     """Which dimension of an input runs over units: the second one for what convolutions read."""
-    from musigma.graph import Input
-
     if tensor.dim() < 3:
         return -1
     pending = list(graph.consumers(Input(name))) if name in graph.inputs else []

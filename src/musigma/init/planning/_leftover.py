@@ -27,6 +27,31 @@ def leftovers(book: Book, graph: Graph, found: list[Slot]) -> None:
         _not_run(book, slot)
 
 
+def path_notes(graph: Graph, found: list[Slot]) -> list[str]:
+    """Which path ran, where the model asks its data which one to take.
+
+    Args:
+        graph: what ran.
+        found: the model's parameters.
+    """
+    asked = [node for node in graph.nodes if node.op in _ASKING and graph.is_live(node)]
+    if not asked:
+        return []
+    where = ", ".join(dict.fromkeys(node.module or "the model" for node in asked))
+    ran = {name for group in graph.parameters for name in group if graph.consumers(group[0])}
+    idle = [slot.name.rpartition(".")[0] for slot in found if ran.isdisjoint(slot.owners)]
+    without = f"; not run: {', '.join(dict.fromkeys(idle))}" if idle else ""
+    last = asked[-1]
+    way = " → ".join(dict.fromkeys(node.module or "the model" for node in graph.nodes[last.index + 1 :]))
+    then = f"; then ran {way[:_SHOWN]}" if way else ""
+    return [f"{where} looks at the data ({last.op}) to choose a path: planned is the one that ran{then}{without}"]
+
+
+# What hands a number to Python, which may branch on it.
+_ASKING = frozenset(("bool", "item", "tolist", "float", "int", "equal", "allclose", "is_nonzero"))
+_SHOWN = 200
+
+
 def _not_run(book: Book, slot: Slot) -> None:
     owner, leaf = slot.owners[slot.name]
     tensor = slot.parameter

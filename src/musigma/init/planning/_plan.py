@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import glob
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from musigma.graph import Graph
-from musigma.init._apply import apply
-from musigma.init._report import ApplyReport
+from musigma.graph import Graph, unwrap
+from musigma.init._names import slots
+from musigma.init._report import ApplyReport, Written
+from musigma.init._write import obstacle, write
 from musigma.init.planning import _render
 from musigma.init.planning._entry import Entry, Layer
-from musigma.init.schemes._scheme import SCHEMES
+from musigma.init.planning._measure import tasks_of
 
 if TYPE_CHECKING:
     from musigma.init.planning._verification import Verification
@@ -78,13 +77,21 @@ class Plan:
             What was written.
 
         Raises:
-            ValueError: the model lacks a tensor of the plan. Nothing has changed then.
+            ValueError: the model lacks a tensor of the plan, has one of another shape or on the meta device.
+                Nothing has changed then.
         """
-        rules = {
-            glob.escape(entry.tensor): functools.partial(SCHEMES[entry.scheme].function, **entry.options)
+        found = slots(unwrap(model))
+        tasks = tasks_of(self.entries, found)
+        problems = [f"{task.name} {why}" for task in tasks if (why := obstacle(task.slot.parameter))]
+        if problems:
+            raise ValueError("the plan can't be applied, nothing was changed:\n  " + "\n  ".join(problems))
+        write(tasks, self.seed if seed is None else seed)
+        written = {
+            entry.tensor: Written(entry.tensor, entry.scheme, entry.shape, entry.fans, entry.std, entry.tied)
             for entry in self.entries
         }
-        return apply(model, rules, seed=self.seed if seed is None else seed)
+        untouched = {slot.name for slot in found} - written.keys() - self.skipped.keys()
+        return ApplyReport(written, dict(self.skipped), tuple(sorted(untouched)))
 
     def __str__(self) -> str:
         return _render.table(self)

@@ -31,13 +31,16 @@ class Signal:
         values: (3, n) float64; the same unit at one place, at another place, in another example.
         measured: what of it was measured on the example, and why; empty if theory gave it.
         share: for a softmax's output, E[Σ p²] over what it averages: 1 over the effective number of places.
-        floor: a lower bound of the second moment, as a factor of it, where only bounds are known.
+        cross: for a softmax's output, E[Σ p p'] of two places.
+        drift: (n,) by how much the first row changes if all layers before, being of finite width, miss
+            their variance by one standard deviation; None for not at all.
     """
 
     values: Tensor
     measured: str = ""
     share: float = 0.0
-    floor: float = 1.0
+    cross: float = 0.0
+    drift: Tensor | None = None
 
     @property
     def mean(self) -> float:
@@ -54,9 +57,28 @@ class Signal:
         """(3, 3) second moments E[xᵢxⱼ] between places and examples."""
         return self.values @ self.values.T / self.values.shape[1]
 
-    def like(self, values: Tensor) -> Signal:
-        """The same history with other values."""
-        return replace(self, values=values, share=0.0)
+    @property
+    def log_drift(self) -> float:
+        """By how much log E[x²] changes with the drift."""
+        if self.drift is None:
+            return 0.0
+        return 2 * float((self.values[HERE] * self.drift).mean()) / max(self.second, 1e-300)
+
+    def like(self, values: Tensor, drift: Tensor | None = None) -> Signal:
+        """The same history with other values, whose size drifts in proportion if nothing else is said."""
+        if drift is None and self.drift is not None:
+            drift = values[HERE] * (self.log_drift / 2)
+        return replace(self, values=values, share=0.0, cross=0.0, drift=drift)
+
+    def noise(self, examples: float, places: float) -> float:
+        """The variance of the mean of x² over examples and places, relative, for one unit."""
+        x = self.values.square()
+        x = x - x[HERE].mean()
+        c = (x[HERE] * x).mean(-1)
+        here, place, example = c.clamp_min(0.0).tolist()
+        share, inside = 1 / max(examples, 1.0), 1 / max(places, 1.0)
+        mean = share * (inside * here + (1 - inside) * place) + (1 - share) * example
+        return mean / max(self.second**2, 1e-300)
 
 
 class Draws:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
 
 from musigma.graph import Activation, Edge, Node, kinds
-from musigma.init.planning._critical import Critical, critical
+from musigma.init.meanfield import Critical, critical
+from musigma.init.meanfield._activations import resolve
 from musigma.init.planning._purpose import Purpose, Purposes, constant_factor
 from musigma.init.planning._signal import Signal
 
@@ -107,14 +110,12 @@ class Targets:
         return Target(second, f"{label} follows: std {point.std:.3g} is critical and stable", bias_var)
 
     def _point(self, activation: Activation) -> Critical:
-        key = f"{activation.name}{sorted(activation.kwargs.items())}"
-        known = (
-            activation.name != "*".join(node.op for node in activation.nodes) or len(activation.nodes) == 1
-        )
-        key = key if known else f"{key}{activation.node.index}"
+        assert activation.fn is not None
+        # A function written in arithmetic has no name: its values tell whether it is a known one.
+        grid = torch.linspace(-6.0, 6.0, 97, dtype=torch.float64, device="cpu")
+        key = repr(activation.fn(grid).mul(1e9).round().tolist())
         if key not in self._points:
-            assert activation.fn is not None
-            self._points[key] = critical(activation.fn, depth=self.purposes.chain)
+            self._points[key] = critical(_as_known(activation), depth=self.purposes.chain)
         return self._points[key]
 
     def _feeding(self, walk: Walk, node: Node) -> Critical | None:
@@ -145,3 +146,16 @@ class Targets:
         return Target(
             second, f"ends residual branch {place.index} of {place.count}: {said} to twice the start"
         )
+
+
+def _as_known(activation: Activation) -> Any:
+    """An activation by its name where that says all, so that what is known of it is found again."""
+    assert activation.fn is not None
+    named = (activation.name, dict(activation.kwargs))
+    grid = torch.linspace(-6.0, 6.0, 97, dtype=torch.float64, device="cpu")
+    try:
+        function, _ = resolve(named)
+        same = torch.allclose(function(grid), activation.fn(grid), rtol=0.0, atol=1e-6)
+    except (TypeError, ValueError, RuntimeError):
+        same = False
+    return named if same else activation.fn

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from musigma.graph import Edge, Graph, Input, Node, Source, kinds
+from musigma.graph import Edge, Graph, Input, Node, Norm, Source, kinds
 from musigma.init.planning._entry import Layer
 from musigma.init.planning._facts import Facts
 from musigma.init.planning._signal import Draws, Signal
@@ -69,14 +71,21 @@ class Walk:
         """Say what a node's outputs hold."""
         if not (self.graph.is_live(node) or self._is_look_up(node) or self.inputs(node)):
             return
-        if node.index in self._norms:
-            from_ = self.signal(self._norms[node.index].source)
-            if from_ is not None:
-                self.put(node, normalized(from_, centered=self._norms[node.index].centered))
+        norm = self.norm_at(node)
+        if norm is not None:
+            read = self.signal(norm.source)
+            if read is not None:
+                self.put(node, normalized(read, centered=norm.centered))
                 return
         found = RULES.get(node.op)
         if found is not None:
             found(self, node)
+        elif self.inputs(node) and any(spec.dtype.is_floating_point for spec in node.outputs):
+            self.unknown[node.index] = f"what {node.op} does to a signal is not known"
+
+    def norm_at(self, node: Node) -> Norm | None:
+        """The normalization, written out in arithmetic, whose result a node is."""
+        return self._norms.get(node.index)
 
     def _is_look_up(self, node: Node) -> bool:
         """A table that is read at places which don't depend on the example: learned positions."""
@@ -113,6 +122,13 @@ class Walk:
         spec = self.graph.specs.get(getattr(source, "name", ""))
         return tuple(map(int, spec.shape)) if spec is not None else ()
 
+    def sizes(self, source: Source | None) -> tuple[float, float]:
+        """How many examples and places a source has; a flattened one counts as all places of one example."""
+        shape = self.shape(source) if source is not None else ()
+        if len(shape) < 2:
+            return 1.0, 1.0
+        return float(shape[0]), float(math.prod(shape[2:]) if len(shape) > 2 else 1)
+
     def values(self) -> Mapping[object, Signal]:
         """Every edge that carries a signal."""
         return self._signals
@@ -124,7 +140,8 @@ def normalized(signal: Signal, *, centered: bool) -> Signal:
     if centered:
         x = x - x[0].mean()
     size = x[0].square().mean().sqrt()
-    return signal.like(x / size if float(size) > 0 else torch.zeros_like(x))
+    values = x / size if float(size) > 0 else torch.zeros_like(x)
+    return replace(signal, values=values, share=0.0, drift=None)
 
 
 def expanded(values: Tensor) -> Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from musigma.graph import Node, kinds
+from torch import Tensor
+
+from musigma.graph import Node, Source, kinds
+from musigma.init.planning._backward import Backward, back
 from musigma.init.planning._walk import Walk, rule
-from musigma.init.planning.families._mixing import contraction, is_product, product_of_signals
+from musigma.init.planning.families._mixing import contraction, is_product, product_back, product_of_signals
 
 
 @rule(kinds.PRODUCTS | kinds.CONVOLUTIONS | kinds.TRANSPOSED_CONVOLUTIONS | kinds.EMBEDDINGS)
@@ -20,3 +23,17 @@ def layer(walk: Walk, node: Node) -> None:
         walk.unknown[node.index] = "it multiplies by a matrix that is no parameter"
         signal = walk.inputs(node)[0][1]
         walk.put(node, signal.like(walk.draws.normal(signal.covariance, node.index)))
+
+
+@back(kinds.PRODUCTS | kinds.CONVOLUTIONS | kinds.TRANSPOSED_CONVOLUTIONS | kinds.EMBEDDINGS)
+def layer_back(backward: Backward, node: Node, gradient: Tensor) -> list[tuple[Source, Tensor]]:
+    """fan_out·Var(W) times the second moment, and nothing of the shape."""
+    walk = backward.walk
+    if node.op in kinds.EMBEDDINGS:
+        return []
+    if is_product(walk, node) and not walk.graph.weights(node):
+        return product_back(backward, node, gradient)
+    source = next((s for s in node.inputs if walk.signal(s) is not None), None)
+    factor = walk.chooser.sent_back.get(node.index, 1.0)
+    second = factor * float(gradient.square().mean())
+    return [] if source is None else [(source, backward.fresh(second, node.index))]

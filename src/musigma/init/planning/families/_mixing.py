@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
-from musigma.graph import Node, Parameter, kinds
+from torch import Tensor
+
+from musigma.graph import Edge, Node, Source, kinds
+from musigma.init.planning._backward import Backward, back
 from musigma.init.planning._signal import Signal
 from musigma.init.planning._walk import Walk, expanded, rule
 from musigma.init.planning.families._views import averaged
@@ -18,12 +21,13 @@ def concatenate(walk: Walk, node: Node) -> None:
         signal, size = walk.signal(source), math.prod(walk.shape(source))
         if signal is None:
             given = walk.facts.operands.get((node.index, place))
-            if isinstance(source, Parameter):
-                given = None
-                signal = walk.chooser.added(walk, node, source)
-            if signal is None and (given is None or not given.is_floating_point()):
+            learned = walk.chooser.added(walk, node, source)
+            if learned is not None:
+                values = learned.values
+            elif given is not None and given.is_floating_point():
+                values = expanded(given)
+            else:
                 continue
-            values = signal.values if signal is not None else expanded(given)  # type: ignore[arg-type]
         else:
             values, first = signal.values, first or signal
         if size:
@@ -37,7 +41,7 @@ def product_of_signals(walk: Walk, node: Node, a: Signal, b: Signal, terms: floa
     """A sum of products of independent zero-mean units: covariances multiply."""
     if a.share or b.share:
         weights, signal = (a, b) if a.share else (b, a)
-        return averaged(signal, weights.share, walk, node.index)
+        return averaged(signal, weights.share, walk, node.index, cross=weights.cross, other=weights.cross)
     covariance = terms * a.covariance * b.covariance
     mean = terms * a.mean * b.mean
     values = walk.draws.normal((covariance - mean**2 / terms), node.index) + mean
@@ -58,3 +62,20 @@ def contraction(walk: Walk, node: Node) -> float:
 def is_product(walk: Walk, node: Node) -> bool:
     """Whether a node multiplies two signals."""
     return node.op in kinds.PRODUCTS and len(walk.inputs(node)) > 1
+
+
+@back(kinds.CONCATENATIONS)
+def concatenate_back(backward: Backward, node: Node, gradient: Tensor) -> list[tuple[Source, Tensor]]:
+    """Each part gets its own."""
+    return [(source, gradient) for source in node.inputs]
+
+
+def product_back(backward: Backward, node: Node, gradient: Tensor) -> list[tuple[Source, Tensor]]:
+    """What one factor gets is a sum over the other's units."""
+    walk = backward.walk
+    (left, a), (right, b) = walk.inputs(node)[:2]
+    second = float(gradient.square().mean()) * backward.size(Edge(node.index)) * contraction(walk, node)
+    return [
+        (left, backward.fresh(second * b.second / backward.size(left), 2 * node.index)),
+        (right, backward.fresh(second * a.second / backward.size(right), 2 * node.index + 1)),
+    ]

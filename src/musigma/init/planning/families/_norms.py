@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from musigma.graph import Node, kinds
+from musigma.graph import Node, Source, kinds
+from musigma.init.planning._backward import Backward, back
 from musigma.init.planning._signal import EXAMPLE, HERE, PLACE, Signal
 from musigma.init.planning._walk import Walk, normalized, rule
 
@@ -61,4 +64,23 @@ def _over_batch(walk: Walk, node: Node, signal: Signal, scale: float) -> Signal:
     c[PLACE, PLACE] = c[EXAMPLE, EXAMPLE] = 1.0
     other = -1 / (max(int(node.shapes[0][0]), 2) - 1)
     c[HERE, EXAMPLE] = c[EXAMPLE, HERE] = c[PLACE, EXAMPLE] = c[EXAMPLE, PLACE] = other
-    return signal.like(walk.draws.normal(c, node.index) * scale)
+    return replace(signal, values=walk.draws.normal(c, node.index) * scale, drift=None)
+
+
+@back(kinds.NORMS | {"normalize"})
+def normalize_back(backward: Backward, node: Node, gradient: Tensor) -> list[tuple[Source, Tensor]]:
+    """Divided by the spread, without what a change of the size or the mean would do."""
+    walk = backward.walk
+    found = walk.inputs(node)
+    if not found:
+        return []
+    scale = walk.chooser.norm_scale(node)
+    if node.op == "normalize":
+        scale /= math.sqrt(max(int(node.shapes[0][-1]), 1))
+    signal = _summed(found)
+    if node.op in kinds.BATCH_NORMS and node.options.get("training") is False and node.buffers:
+        return [(source, gradient * scale) for source, _ in found]
+    size = signal.second - signal.mean**2 if node.op in kinds.CENTERING_NORMS else signal.second
+    if node.op in kinds.BATCH_NORMS:
+        size = max(size - max(float(signal.covariance[HERE, EXAMPLE]) - signal.mean**2, 0.0), 1e-12 * size)
+    return [(source, gradient * scale / math.sqrt(max(size, 1e-30))) for source, _ in found]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
-from musigma.graph import Node, kinds
+import torch
+from torch import Tensor
+
+from musigma.graph import Edge, Node, Source, kinds
+from musigma.init.planning._backward import Backward, back
 from musigma.init.planning._walk import Walk, rule
 from musigma.init.planning.families._views import averaged
 
@@ -45,3 +49,25 @@ def window(shape: tuple[int, ...], node: Node) -> float:
     if isinstance(sizes, list | tuple):
         return float(math.prod(map(int, sizes)))
     return math.prod(shape) / max(math.prod(map(int, node.shapes[0])), 1)
+
+
+@back(kinds.POOLINGS - _MAX - _LP)
+def average_back(backward: Backward, node: Node, gradient: Tensor) -> list[tuple[Source, Tensor]]:
+    """A k-th for each of k places, as often as windows overlap."""
+    source = node.inputs[0]
+    count = window(backward.walk.shape(source), node)
+    overlap = count * backward.size(Edge(node.index)) / backward.size(source)
+    return [(source, gradient * math.sqrt(max(overlap, 1.0)) / count)]
+
+
+@back(_MAX)
+def maximum_back(backward: Backward, node: Node, gradient: Tensor) -> list[tuple[Source, Tensor]]:
+    """All of it to the place that was largest: those of the draws that are."""
+    source = node.inputs[0]
+    signal, pooled = backward.walk.signal(source), backward.walk.signal(Edge(node.index))
+    if signal is None or pooled is None:
+        return []
+    share = backward.size(Edge(node.index)) / backward.size(source)
+    # The largest values pass: a share of them, whatever their neighbours' correlation.
+    least = signal.values[0].quantile(max(1 - share, 0.0))
+    return [(source, torch.where(signal.values[0] >= least, gradient, 0.0))]

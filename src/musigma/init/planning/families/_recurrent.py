@@ -35,38 +35,81 @@ class Recurrence:
 
 @rule(kinds.RECURRENT)
 def recurrent(walk: Walk, node: Node) -> None:
-    """Every layer reads what the one below gives, averaged over the steps of the example."""
+    """Every layer reads the states of the one below, step by step."""
     signal = walk.argument(node, "input")
     if signal is None:
         return
     shape = walk.shape(node.arguments["input"][0])
     along = 1 if node.options.get("batch_first") and len(shape) > 2 else 0
-    steps = 1 if node.op.endswith("_cell") else shape[along]
-    out = signal
+    steps = 1 if node.op.endswith("_cell") else min(shape[along], _STEPS)
+    out, read = signal, _at_random(walk, signal, max(steps, 1), node.index)
     for level, chosen in enumerate(walk.chooser.recurrence(node)):
-        out = run(walk, chosen(out), out, min(steps, _STEPS), node.index * 97 + level)
+        key = node.index * 97 + level
+        read = run(walk, chosen(out), read, key)
+        # A draw of the whole sequence is a draw of one of its steps.
+        out = out.like(walk.draws.mixed(read, [1.0] * len(read), key))
     walk.put(node, out)
+    walk.chooser.expect_states(walk, node, signal, out)
 
 
-def run(walk: Walk, cell: Recurrence, signal: Signal, steps: int, key: int) -> Signal:
-    """What a cell's state holds, averaged over the steps."""
+def _at_random(walk: Walk, signal: Signal, steps: int, key: int) -> list[Tensor]:
+    """A sequence of which only the correlation of any two steps is known."""
+    common, fresh = _over_steps(signal.covariance)
+    lasting = walk.draws.normal(common, 41 * key)
+    return [lasting + walk.draws.normal(fresh, 41 * key + 1 + step) for step in range(steps)]
+
+
+def run(walk: Walk, cell: Recurrence, read: list[Tensor], key: int) -> list[Tensor]:
+    """The states of a layer that reads a sequence."""
     gates = _GATES.get(cell.kind, 1)
-    h = torch.zeros_like(signal.values)
+    h = torch.zeros_like(read[0])
     c = torch.zeros_like(h)
-    states = []
-    size = h.shape[1]
-    common, fresh = _over_steps(cell.from_input * signal.covariance)
-    shared = [walk.draws.normal(common, key * 31 + g) for g in range(gates)]
-    for step in range(max(steps, 1)):
-        keys = [(key * 37 + g) * 103 + step for g in range(gates)]
-        read = [lasting + walk.draws.normal(fresh, k) for lasting, k in zip(shared, keys, strict=True)]
-        covariance = cell.from_state * (h @ h.T / size)
-        back = [walk.draws.normal(covariance, (key * 31 + g) * 101 + step + 1) for g in range(gates)]
-        h, c = _step(cell, read, back, h, c)
+    states: list[Tensor] = []
+    from_input = _Product(walk, cell.from_input, gates, 2 * key)
+    from_state = _Product(walk, cell.from_state, gates, 2 * key + 1)
+    for x in read:
+        h, c = _step(cell, from_input.of(x), from_state.of(h), h, c)
         states.append(h)
-    # A draw of the whole sequence is a draw of one of its steps.
-    shares = [1.0] * len(states)
-    return signal.like(walk.draws.mixed(states, shares, key))
+    return states
+
+
+class _Product:
+    """What the same weights make of a sequence: it moves only as far as the sequence does.
+
+    Args:
+        walk: where draws come from.
+        factor: fan_in·Var(W).
+        gates: how many independent products there are.
+        key: of the draws.
+    """
+
+    def __init__(self, walk: Walk, factor: float, gates: int, key: int) -> None:
+        self._walk, self._factor, self._gates, self._key = walk, factor, gates, key
+        self._steps = 0
+        self._before: Tensor | None = None
+        self._covariance: Tensor | None = None
+        self._products: list[Tensor] = []
+
+    def of(self, x: Tensor) -> list[Tensor]:
+        """The products with the next element, one a gate: normal, given those with the last one."""
+        covariance = self._factor * (x @ x.T / x.shape[1])
+        kept, fresh = 0.0, covariance
+        if self._before is not None and self._covariance is not None:
+            kept = _kept(x, self._before)
+            fresh = covariance - kept**2 * self._covariance
+        keys = [(self._key * 37 + gate) * 103 + self._steps for gate in range(self._gates)]
+        new = [self._walk.draws.normal(fresh, key) for key in keys]
+        old = self._products or [torch.zeros_like(x)] * self._gates
+        self._products = [kept * o + n for o, n in zip(old, new, strict=True)]
+        self._before, self._covariance = x, covariance
+        self._steps += 1
+        return self._products
+
+
+def _kept(state: Tensor, before: Tensor) -> float:
+    """How much of the last state is in this one: the factor of the best prediction."""
+    size = float(before[HERE].square().mean())
+    return float((state[HERE] * before[HERE]).mean()) / size if size > 0 else 0.0
 
 
 def _over_steps(covariance: Tensor) -> tuple[Tensor, Tensor]:

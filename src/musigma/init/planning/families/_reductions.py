@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
-from musigma.graph import Node, kinds
+from torch import Tensor
+
+from musigma.graph import Edge, Node, Source, kinds
+from musigma.init.planning._backward import Backward, back
 from musigma.init.planning._signal import Signal
 from musigma.init.planning._walk import Walk, rule
 from musigma.init.planning.families._views import averaged
@@ -28,3 +31,11 @@ def _one_place(signal: Signal) -> Signal:
     values = signal.values.clone()
     values[1] = values[0]
     return signal.like(values)
+
+
+@back(kinds.ops("mean nanmean sum nansum"))
+def reduce_back(backward: Backward, node: Node, gradient: Tensor) -> list[tuple[Source, Tensor]]:
+    """Every place gets the same: all of it from a sum, a k-th from a mean."""
+    source = node.inputs[0]
+    count = max(backward.size(source) / backward.size(Edge(node.index)), 1.0)
+    return [(source, gradient if node.op in ("sum", "nansum") else gradient / count)]

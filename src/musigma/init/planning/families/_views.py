@@ -6,9 +6,11 @@ import math
 import zlib
 
 import torch
+from torch import Tensor
 
-from musigma.graph import Node, kinds
-from musigma.init.planning._signal import Signal
+from musigma.graph import Edge, Node, Source, kinds
+from musigma.init.planning._backward import Backward, back
+from musigma.init.planning._signal import EXAMPLE, HERE, PLACE, Signal
 from musigma.init.planning._walk import Walk, rule
 
 
@@ -92,22 +94,73 @@ def upsample(walk: Walk, node: Node) -> None:
     walk.put(node, averaged(signal, _interpolation_share(walk.shape(source)), walk, node.index))
 
 
-def averaged(signal: Signal, share: float, walk: Walk, key: int) -> Signal:
-    """A weighted mean over places, with Σp² = share: E = share·E[x²] + (1 − share)·E[x x'].
+def averaged(
+    signal: Signal, share: float, walk: Walk, key: int, *, cross: float = 0.0, other: float | None = None
+) -> Signal:
+    """A weighted mean over places: E[y²] = Σp²·E[x²] + (1 − Σp²)·E[x x'].
 
     Places are exchangeable in a signal, so that neighbours count as correlated as any two.
+
+    Args:
+        signal: what is averaged.
+        share: E[Σp²].
+        walk: where draws come from.
+        key: of the draws.
+        cross: E[Σ p p'] of the weights of two places.
+        other: the same of two examples; default: `share`, for weights that are fixed.
     """
     c = signal.covariance
-    same, other = float(c[0, 0]), float(c[0, 1])
-    second = share * same + (1 - share) * other
-    # Of the part that places share nothing is lost; the rest is normal, being a sum.
-    common = c.clone()
-    common[0, 0] = common[1, 1] = common[2, 2] = second
+    other = share if other is None else other
+    far = c[PLACE, EXAMPLE]
+    made = torch.empty_like(c)
+    made.fill_diagonal_(float(share * c[HERE, HERE] + (1 - share) * c[HERE, PLACE]))
+    made[HERE, PLACE] = made[PLACE, HERE] = cross * c[HERE, HERE] + (1 - cross) * c[HERE, PLACE]
+    made[HERE, EXAMPLE] = made[EXAMPLE, HERE] = other * c[HERE, EXAMPLE] + (1 - other) * far
+    made[PLACE, EXAMPLE] = made[EXAMPLE, PLACE] = far
     mean = signal.mean
-    values = walk.draws.normal(common - mean**2, key) + mean
-    return signal.like(values)
+    return signal.like(walk.draws.normal(made - mean**2, key) + mean)
 
 
 def _interpolation_share(shape: tuple[int, ...]) -> float:
     """E[Σp²] of linear interpolation between two neighbours, (2/3) a dimension."""
     return (2 / 3) ** max(len(shape) - 2, 1)
+
+
+@back(kinds.VIEWS - kinds.SELECTIONS | kinds.PADDINGS)
+def keep_back(backward: Backward, node: Node, gradient: Tensor) -> list[tuple[Source, Tensor]]:
+    """The same numbers; what was repeated adds up."""
+    source = node.inputs[0]
+    times = max(backward.size(Edge(node.index)) / backward.size(source), 1.0)
+    if node.op in kinds.PADDINGS:
+        times = 1.0
+    return [(source, gradient * math.sqrt(times))]
+
+
+@back(kinds.SELECTIONS)
+def select_back(backward: Backward, node: Node, gradient: Tensor) -> list[tuple[Source, Tensor]]:
+    """A part's gradient for a part of the units, and none for the others."""
+    source = node.inputs[0]
+    share = min(backward.size(Edge(node.index)) / backward.size(source), 1.0)
+    if share == 1.0:
+        return [(source, gradient)]
+    rows = gradient.expand(3, -1)
+    mixed = backward.walk.draws.mixed([rows, 0 * rows], [share, 1 - share], node.index)
+    return [(source, mixed[0])]
+
+
+@back(kinds.DROPOUTS)
+def drop_back(backward: Backward, node: Node, gradient: Tensor) -> list[tuple[Source, Tensor]]:
+    """1/(1 − p) times as large a second moment, as forward."""
+    p = node.options.get("p", 0.5)
+    active = bool(node.options.get("training", True)) and isinstance(p, float | int) and 0 < p < 1
+    return [(node.inputs[0], gradient / math.sqrt(1 - float(p)) if active else gradient)]  # type: ignore[arg-type]
+
+
+@back(kinds.UPSAMPLINGS)
+def upsample_back(backward: Backward, node: Node, gradient: Tensor) -> list[tuple[Source, Tensor]]:
+    """What was repeated adds up."""
+    source = node.inputs[0]
+    times = backward.size(Edge(node.index)) / backward.size(source)
+    if not str(node.options.get("mode", "nearest")).startswith("nearest"):
+        times *= _interpolation_share(backward.walk.shape(source))
+    return [(source, gradient * math.sqrt(times))]
