@@ -21,8 +21,6 @@ from musigma.init.planning._targets import LOGIT_BIAS, POSITION, Target, Targets
 from musigma.init.planning._walk import Walk
 from musigma.init.planning.families._recurrent import Recurrence
 
-Named = Callable[[str, Purpose, Note], tuple[str, dict[str, Any]] | None]
-
 
 class Chooser:
     """Decides laws as the walk goes.
@@ -35,16 +33,14 @@ class Chooser:
     Args:
         book: the model's tensors.
         purposes: what every layer is for.
-        named: gives the scheme that the user asked for, for a weight; None for auto.
     """
 
-    def __init__(self, book: Book, purposes: Purposes, named: Named | None = None) -> None:
+    def __init__(self, book: Book, purposes: Purposes) -> None:
         self.book = book
         self.purposes = purposes
         self.targets = Targets(purposes)
         self.heads: dict[int, float] = {}
         self.sent_back: dict[int, float] = {}
-        self.named = named
 
     def again(self) -> None:
         """Forget the laws, keep what was learned about heads."""
@@ -233,9 +229,7 @@ class Chooser:
             return self._computed(walk, node, weight, variance, fan_in, target, note)
         if self.book.is_kept(weight):
             return self._rms(weight, variance) ** 2
-        chosen = self.named(weight, purpose, note) if self.named is not None else None
-        scheme, options = chosen or ("normal", {"std": math.sqrt(variance)})
-        entry = self.book.write(weight, scheme, options, target.reason, note)
+        entry = self.book.write(weight, "normal", {"std": math.sqrt(variance)}, target.reason, note)
         return entry.std**2 + entry.mean**2 if entry is not None else variance
 
     def _computed(

@@ -44,7 +44,9 @@ def path_notes(graph: Graph, found: list[Slot]) -> list[str]:
     last = asked[-1]
     way = " → ".join(dict.fromkeys(node.module or "the model" for node in graph.nodes[last.index + 1 :]))
     then = f"; then ran {way[:_SHOWN]}" if way else ""
-    return [f"{where} looks at the data ({last.op}) to choose a path: planned is the one that ran{then}{without}"]
+    return [
+        f"{where} looks at the data ({last.op}) to choose a path: planned is the one that ran{then}{without}"
+    ]
 
 
 # What hands a number to Python, which may branch on it.
