@@ -2,6 +2,7 @@
 
 from musigma.init import meanfield
 from musigma.init._apply import apply
+from musigma.init._coordinates import Coordinate, CoordinateCheck, coordinate_check
 from musigma.init._fans import Fans, fans
 from musigma.init._materialize import materialize
 from musigma.init._names import generator_for
@@ -20,12 +21,14 @@ from musigma.init.recipes import (
     Fixup,
     Gpt2,
     Lsuv,
+    Mup,
     OneScheme,
     Recipe,
     TFixup,
     ZeroGamma,
     ZeroScale,
     deepnorm_constants,
+    param_groups,
 )
 from musigma.init.schemes import (
     SCHEMES,
@@ -72,6 +75,8 @@ __all__ = [
     "Admin",
     "ApplyReport",
     "Audit",
+    "Coordinate",
+    "CoordinateCheck",
     "DSInit",
     "DeepNorm",
     "DeltaOrthogonal",
@@ -83,6 +88,7 @@ __all__ = [
     "Law",
     "Layer",
     "Lsuv",
+    "Mup",
     "OneScheme",
     "Plan",
     "Recipe",
@@ -99,6 +105,7 @@ __all__ = [
     "block_constant_",
     "blocks",
     "constant_",
+    "coordinate_check",
     "deepnorm_constants",
     "delta_orthogonal_",
     "depth_scaled_",
@@ -122,6 +129,7 @@ __all__ = [
     "normal_tenth_",
     "ones_",
     "orthogonal_",
+    "param_groups",
     "per_block",
     "plan",
     "small_init_",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ class Plan:
         scheme: "auto", or what was asked for.
         graph: the model as it ran.
         verification: what was measured after the initialization; None if nothing was.
+        lr_scale: optimizer ("adam", "sgd") → tensor → factor of the learning rate; empty but for μP.
 
     Example:
         >>> import torch, musigma as ms
@@ -52,6 +53,7 @@ class Plan:
     scheme: str = "auto"
     graph: Graph | None = None
     verification: Verification | None = None
+    lr_scale: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

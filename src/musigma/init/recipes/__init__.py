@@ -8,6 +8,7 @@ from musigma.init.recipes._find import find_recipe, fitted
 from musigma.init.recipes._fixup import Fixup
 from musigma.init.recipes._gpt2 import Gpt2
 from musigma.init.recipes._lsuv import Lsuv
+from musigma.init.recipes._mup import Mup, param_groups
 from musigma.init.recipes._one_scheme import OneScheme
 from musigma.init.recipes._recipe import RECIPES, Recipe
 from musigma.init.recipes._rezero import ZeroScale
@@ -23,6 +24,7 @@ __all__ = [
     "Fixup",
     "Gpt2",
     "Lsuv",
+    "Mup",
     "OneScheme",
     "Recipe",
     "TFixup",
@@ -31,4 +33,5 @@ __all__ = [
     "deepnorm_constants",
     "find_recipe",
     "fitted",
+    "param_groups",
 ]
