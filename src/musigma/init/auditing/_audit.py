@@ -88,13 +88,17 @@ def audit(
 
 def _is_trained(facts: Sequence[Facts], laws: Mapping[str, Identified]) -> bool:
     """Whether most weights fit no law in use, not even in shape, or the norms have left where they start."""
-    told = [laws[f.name] for f in facts if f.kind in ("weight", "embedding") and f.count >= FEW and f.finite]
-    lawless = sum(found.family is None for found in told)
+    told = [f for f in facts if f.kind in ("weight", "embedding") and f.count >= FEW and f.finite]
+    lawless = [f for f in told if laws[f.name].family is None]
+    # Large tensors tell more: a small one fits some law still after training.
+    matrices = [f.count for f in told if f.matrix and f.trainable]
+    entries = sum(f.count for f in lawless if f.matrix and f.trainable)
     # Some draw a norm's weight around 1, but nobody its bias as well.
     moved = [
         not f.constant for f in facts if f.kind == "norm" and f.finite and f.count > 1 and "bias" in f.leaf
     ]
-    return 2 * lawless > len(told) or 2 * sum(moved) > len(moved) > 0
+    most = 2 * len(lawless) > len(told) or 2 * entries > sum(matrices)
+    return most or 2 * sum(moved) > len(moved) > 0
 
 
 def _notes(unread: Mapping[str, str], trained: bool) -> list[str]:

@@ -179,7 +179,7 @@ def local(tensor: Tensor) -> Tensor:
     References:
         None.
     """
-    held = getattr(tensor, "_local_tensor", tensor)
+    held: Tensor = getattr(tensor, "_local_tensor", tensor)
     return held.detach()
 
 
@@ -204,8 +204,8 @@ def _read(slot: Slot) -> Facts:
         slot,
         values,
         _kind(slot, values),
-        _fans(slot, values),
-        _counted(values),
+        _fans(slot),
+        _counted(slot.parameter),
         part_names(owner, leaf),
         float(m.mean),
         float(m.std()),
@@ -244,10 +244,9 @@ def _is_layer(owners: list[nn.Module], values: Tensor) -> bool:
     return known or (values.dim() == 2 and min(values.shape) > 1) or values.dim() == 4
 
 
-def _fans(slot: Slot, values: Tensor) -> Fans | None:
-    found = [
-        fans for owner, leaf in slot.owners.values() if (fans := _owner_fans(owner, leaf, values)) is not None
-    ]
+def _fans(slot: Slot) -> Fans | None:
+    owners = slot.owners.values()
+    found = [f for o, leaf in owners if (f := _owner_fans(o, leaf, slot.parameter)) is not None]
     # An embedding tied to the output layer multiplies features there: the larger fan-in decides.
     return max(found, key=lambda f: f.fan_in) if found else None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from musigma.init.auditing._alike import rows_are_alike
 from musigma.init.auditing._candidates import UNIFORM_KURTOSIS, Candidate, cut, normal, uniform
 from musigma.init.auditing._facts import Facts
 from musigma.init.auditing._interval import mean_interval, std_interval
@@ -146,6 +147,8 @@ def identify(facts: Facts, laws: Iterable[Candidate], z: float) -> Identified:
     if exact is not None:
         return exact
     matching = [c for c in laws if within(facts, c.law, z) and fits(facts, c.law)]
+    if matching and not rows_are_alike(facts, matching[0].law.kurtosis):
+        return Identified(None, None, None, False)
     if matching:
         # Laws of one likelihood keep their order, the most usual first.
         best = sorted(matching, key=lambda c: -round(_likelihood(facts, c.law) + _HEADSTART * c.usual, 6))
@@ -154,6 +157,8 @@ def identify(facts: Facts, laws: Iterable[Candidate], z: float) -> Identified:
     families = [name for name in _FAMILIES if fits(facts, own_law(facts, name))]
     if families:
         family = max(families, key=lambda name: _likelihood(facts, own_law(facts, name)))
+        if not rows_are_alike(facts, own_law(facts, family).kurtosis):
+            return Identified(None, None, None, False)
         return Identified(family, f"{family}, std {facts.std:.3g}", own_law(facts, family), False)
     if (found := outliers_of(facts)) is not None:
         label = f"normal, std {found.sigma:.3g}, with {found.count} outliers"
@@ -225,33 +230,35 @@ def _exact(facts: Facts) -> Identified | None:
         return Identified("constant", label, Law(facts.low, 0.0, 1.0), True)
     if facts.values.dim() < 2:
         return None
-    blocks = facts.values.flatten(1).chunk(max(len(facts.parts), 1))
-    gains = [is_orthogonal(block) for block in blocks]
-    kind = "orthogonal" if all(gains) else ""
-    if not kind and len(blocks) > 1 and is_orthogonal(facts.values.flatten(1)):
-        kind, gains = "orthogonal as one matrix", [is_orthogonal(facts.values.flatten(1))]
-    if not kind and facts.values.dim() > 2:
-        taps = facts.values
-        for size in facts.shape[2:]:
-            taps = taps.select(2, size // 2)
-        gains = [is_orthogonal(taps)]
-        kind = (
-            "delta_orthogonal"
-            if gains[0] and int(facts.values.count_nonzero()) == int(taps.count_nonzero())
-            else ""
-        )
-    if kind:
-        if facts.sample.count_nonzero() < len(facts.sample) / 2:
-            kind = kind.replace("delta_orthogonal", "dirac").replace("orthogonal", "identity")
-        family = "identity" if kind in ("identity", "dirac") else "orthogonal"
-        label = kind if abs(gains[0] - 1) < _ORTHOGONAL else f"{kind}(gain={gains[0]:.4g})"
-        return Identified(family, label, Law(0.0, facts.std**2, 1.0), True)
+    pattern = _pattern(facts)
+    if pattern is not None:
+        return pattern
     zeros = 1 - int(facts.sample.count_nonzero()) / len(facts.sample)
     if zeros > 0.05 and len(facts.sample) >= FEW:
         return Identified(
             "sparse", f"{zeros:.0%} zeros", Law(facts.mean, facts.std**2, 3 / (1 - zeros)), False
         )
     return None
+
+
+def _pattern(facts: Facts) -> Identified | None:
+    """Orthonormal rows or columns, of each block, of all as one, or of a kernel's central tap alone."""
+    taps = facts.values
+    for size in facts.shape[2:]:
+        taps = taps.select(2, size // 2)
+    central = taps is not facts.values and int(facts.values.count_nonzero()) == int(taps.count_nonzero())
+    flat = taps if central else facts.values.flatten(1)
+    gains = [is_orthogonal(block) for block in flat.chunk(max(len(facts.parts), 1))]
+    copies = int(flat.count_nonzero()) <= max(flat.shape)
+    kind = ("dirac" if central else "identity") if copies else "delta_orthogonal" if central else "orthogonal"
+    if not all(gains):
+        gains = [is_orthogonal(flat)] if len(gains) > 1 and not central else [0.0]
+        kind = "orthogonal as one matrix"
+    if not all(gains):
+        return None
+    label = kind if abs(gains[0] - 1) < _ORTHOGONAL else f"{kind}(gain={gains[0]:.4g})"
+    family = "identity" if copies else "orthogonal"
+    return Identified(family, label, Law(0.0, facts.std**2, 1.0), True)
 
 
 def _family(law: Law) -> str:

@@ -5,8 +5,10 @@ seems to have.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from musigma.init.auditing._report import Finding
@@ -18,6 +20,7 @@ _MOST = 64
 @check("repeated-pieces")
 def check_repeated_pieces(scene: Scene) -> Iterator[Finding]:
     """One finding a tensor, with the largest number of equal pieces."""
+    yield from _across_ranks(scene)
     for facts in scene.facts:
         drawn = facts.kind in ("weight", "embedding") and facts.finite and not facts.constant
         if not drawn or scene.laws[facts.name].family in ("identity", "sparse"):
@@ -36,6 +39,42 @@ def check_repeated_pieces(scene: Scene) -> Iterator[Finding]:
             "draw the whole tensor from one seed and cut it, or give every piece a seed of its own "
             "(musigma.init.apply does the former)",
         )
+
+
+def _across_ranks(scene: Scene) -> Iterator[Finding]:
+    """Pieces of one sharded tensor that two ranks hold alike; all ranks have to make the audit."""
+    sharded = {f.name: f for f in scene.facts if _is_sharded(f.slot.parameter)}
+    if not sharded or not dist.is_initialized():
+        return
+    mine = {
+        name: (_place(f.slot.parameter), None if f.constant else (f.mean, f.std, f.low, f.high))
+        for name, f in sharded.items()
+    }
+    everyone: list[dict[str, tuple[tuple[int, ...], object]]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    for name, (place, numbers) in mine.items():
+        if numbers is None:
+            continue
+        others = [(rank, held[name]) for rank, held in enumerate(everyone) if name in held]
+        alike = [rank for rank, held in others if held[1] == numbers and held[0] != place]
+        if alike:
+            yield Finding(
+                name,
+                f"repeated-pieces: ranks {dist.get_rank()} and {', '.join(map(str, alike))} hold the same "
+                f"numbers for different pieces: they drew with one seed.",
+                {"rank": dist.get_rank(), "same_as": alike, "entries": sharded[name].count},
+                "draw the whole tensor from one seed and cut it: musigma.init.apply and initialize do",
+            )
+
+
+def _is_sharded(parameter: Tensor) -> bool:
+    return any(placement.is_shard() for placement in getattr(parameter, "placements", ()))
+
+
+def _place(parameter: Any) -> tuple[int, ...]:
+    """Which piece of the tensor this rank holds: its coordinates along the mesh dims that cut it."""
+    coordinate = parameter.device_mesh.get_coordinate() or ()
+    return tuple(c for c, p in zip(coordinate, parameter.placements, strict=False) if p.is_shard())
 
 
 def pieces_of(values: Tensor) -> tuple[int, int] | None:

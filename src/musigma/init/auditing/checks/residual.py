@@ -38,11 +38,30 @@ def check_residual(scene: Scene) -> Iterator[Finding]:
     base = _fixed_spread(inner)
     if base is None:
         return
-    wanted = base / math.sqrt(count)
-    smaller = [f.name for f in inner if _near(f, wanted, scene.z)]
-    for facts in ends.values():
-        if _near(facts, base, scene.z) and not scene.as_planned(facts):
-            yield _finding(scene, facts, base, count, smaller)
+    unscaled = [f for f in ends.values() if _near(f, base, scene.z) and not scene.as_planned(f)]
+    smaller = [f for f in inner if _near(f, base / math.sqrt(count), scene.z)] if unscaled else []
+    for facts in unscaled:
+        yield _finding(scene, facts, base, count, [f.name for f in smaller])
+    for facts in smaller:
+        yield _instead(scene, facts, base, count, unscaled[0].name)
+
+
+def _instead(scene: Scene, facts: Facts, base: float, count: int, end: str) -> Finding:
+    return Finding(
+        facts.name,
+        f"residual-unscaled: it has been scaled to {facts.std:.4g} = {base:.4g}/√{count}, but ends no "
+        f"residual branch; {end} does, and has not been.",
+        {
+            "realised": facts.std,
+            "expected": base,
+            "interval": list(std_interval(Law(0.0, base**2), facts.count, scene.z)),
+            "ratio": facts.std / base,
+            "branches": count,
+            "n": facts.count,
+            "not_scaled": end,
+        },
+        f"multiply it by √{count}, and divide the last weight of each branch by that",
+    )
 
 
 def _finding(scene: Scene, facts: Facts, base: float, count: int, smaller: list[str]) -> Finding:
@@ -99,11 +118,12 @@ def _fixed_spread(weights: list[Facts]) -> float | None:
     judged = [f for f in weights if f.count >= FEW and f.std > 0 and f.fans is not None]
     if len(judged) < 2:
         return None
-    base = median(f.std for f in judged)
-    alike = [f for f in judged if abs(f.std / base - 1) < 0.1]
-    # A few may have been scaled by mistake; the rest must agree to be a fixed spread.
+    # Some may have been scaled by mistake: half must agree, and the larger of two halves is the base.
+    groups = [[f for f in judged if abs(f.std / one.std - 1) < 0.1] for one in judged]
+    alike = max(groups, key=lambda group: (len(group), median(f.std for f in group)))
     if 2 * len(alike) < len(judged):
         return None
+    base = median(f.std for f in alike)
     fans = {f.fans.fan_in for f in alike if f.fans is not None}
     # Var·fan_in of the usual laws runs from 1/3 (torch) to 2 (He); 0.02 leaves less up to a width of 800.
     low = all(f.std**2 * f.fans.fan_in < 0.3 for f in alike if f.fans is not None)

@@ -24,7 +24,7 @@ def check_ties(scene: Scene) -> Iterator[Finding]:
     """One finding a tied tensor."""
     for facts in scene.facts:
         family, names = scene.family(facts), facts.names
-        told = scene.laws[facts.name].named or scene.as_planned(facts)
+        told = _is_told(scene, facts) or scene.as_planned(facts)
         if len(names) < 2 or not family or facts.count < FEW or told:
             continue
         found = _twice(scene, facts, family)
@@ -51,6 +51,12 @@ def check_ties(scene: Scene) -> Iterator[Finding]:
         )
 
 
+def _is_told(scene: Scene, facts: Facts) -> bool:
+    """Whether a law in use explains the spread; a fixed one may be a coincidence."""
+    found = scene.laws[facts.name]
+    return found.named and not (found.label or "").startswith(("normal(", "truncated_normal(", "uniform("))
+
+
 def _twice(scene: Scene, facts: Facts, family: str) -> tuple[float, float, int, str] | None:
     """(base, factor, power, the factor in words) that explain a spread which nothing simpler does."""
     pairs = [(base, factor, what) for base, factors in _histories(scene, facts) for factor, what in factors]
@@ -71,18 +77,23 @@ def _histories(scene: Scene, facts: Facts) -> Iterator[tuple[float, _Factors]]:
     counts = [len(scene.branches)] if scene.graph is not None else [len(facts.names), 2 * len(facts.names)]
     roots = [(1 / math.sqrt(count), f"1/√{count}") for count in counts if count > 1]
     width = [(1 / math.sqrt(facts.shape[-1]), f"1/√{facts.shape[-1]}")] if facts.values.dim() == 2 else []
-    # What weights of the same shape have that are not tied, whatever the factor.
-    for other in scene.facts:
-        law = scene.laws[other.name].law
-        peer = other.shape == facts.shape and len(other.names) < 2 and scene.laws[other.name].named
-        if peer and law is not None and law.std > 0:
-            yield law.std, [*roots, *width, (0.5, "1/2"), (math.sqrt(0.5), "1/√2")]
+    plain = [(0.5, "1/2"), (math.sqrt(0.5), "1/√2")]
+    peers = [other for other in scene.facts if other.shape == facts.shape and len(other.names) < 2]
+    for law in (scene.laws[peer.name].law for peer in peers if scene.laws[peer.name].named):
+        if law is not None and law.std > 0:
+            yield law.std, [*roots, *width, *plain]
     yield 0.02, roots
     yield 1.0, [*roots, *width]
-    if facts.fans is not None and facts.fans.fan_in > 0:
-        yield math.sqrt(2 / sum(facts.fans)), roots
-        for constant in (1.0, 2.0, 1 / 3):
-            yield math.sqrt(constant / facts.fans.fan_in), roots
+    if facts.fans is None or not facts.fans.fan_in > 0:
+        return
+    for variance in (2 / sum(facts.fans), *(c / facts.fans.fan_in for c in (1.0, 2.0, 1 / 3))):
+        # A factor that is no root of a count is believed where a weight of the same shape has it once.
+        seen = [
+            (factor, what)
+            for factor, what in plain
+            if any(_is(peer, "normal", math.sqrt(variance) * factor, scene.z) for peer in peers)
+        ]
+        yield math.sqrt(variance), [*roots, *seen]
 
 
 def _is(facts: Facts, family: str, std: float, z: float) -> bool:
