@@ -189,6 +189,44 @@ def test_nets_spread_as_one_layers_kurtosis_says(activation: str, std: float, sa
     assert moments(inside, None).mean.item() > 1 - 12 / nets
 
 
+@pytest.mark.parametrize(("activation", "std"), [("tanh", 0.354), ("elu", 0.354), ("relu", 1.0)])
+def test_orthogonal_nets_spread_less(activation: str, std: float) -> None:
+    """A norm passes an orthogonal matrix to the bit: what is left is φ's, and nothing of a linear net's."""
+    depth, width, nets = 12, 64, 240
+    phi, point = ACTIVATIONS[activation], critical(activation, std=std)
+    g = torch.Generator().manual_seed(0)
+    first = std * math.sqrt(width) * nn.functional.normalize(torch.randn(nets, width, 1, generator=g), dim=1)
+    z = first.requires_grad_()
+    for _ in range(depth - 1):
+        q, r = torch.linalg.qr(torch.randn(nets, width, width, generator=g))
+        w = q * r.diagonal(dim1=1, dim2=2).sign()[:, None] * math.sqrt(point.weight_var)
+        z = w @ phi(z) + torch.randn(nets, width, 1, generator=g) * math.sqrt(point.bias_var)
+    (grad,) = torch.autograd.grad(z, first, d := torch.randn(nets, width, 1, generator=g))
+    law = width_interval(
+        activation,
+        width=width,
+        depth=depth,
+        std=std,
+        weight_var=point.weight_var,
+        bias_var=point.bias_var,
+        orthogonal=True,
+    )
+    signal = mean_square(z, (1, 2)).log() - 2 * math.log(std)
+    gradient = mean_square(grad, (1, 2)).log() - mean_square(d, (1, 2)).log()
+    error = 3 / math.sqrt(2 * nets) + 0.15
+    assert log_sd(signal) == pytest.approx(math.sqrt(law.log_var), rel=error)
+    assert log_sd(gradient) == pytest.approx(math.sqrt(law.gradient_log_var), rel=error)
+    middle = math.log(law.std[0] * law.std[1] / std**2)
+    sampled = 3 * math.sqrt(law.log_var / nets)
+    # Means move by terms of order depth/width of the variance itself, which here is a fifth of it.
+    assert moments(signal, 0).mean.item() == pytest.approx(middle, abs=sampled + 0.2 * law.log_var)
+
+
+def test_a_linear_orthogonal_net_leaves_nothing_to_chance() -> None:
+    law = width_interval("linear", width=8, depth=1000, orthogonal=True)
+    assert (law.log_var, law.gradient_log_var) == pytest.approx((0.0, 0.0), abs=1e-6)
+
+
 def test_the_interval_is_narrow_enough_to_tell() -> None:
     """A single wrong layer of He's (gain 1 for √2) moves the std by √2: seen at width 512, 8 layers deep."""
     law = width_interval("relu", width=512, depth=8, samples=64)

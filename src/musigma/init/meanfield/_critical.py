@@ -1,6 +1,7 @@
 """The weight and bias variance at which an activation passes signals and gradients on unchanged."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,17 +11,22 @@ from musigma.init.meanfield._curve import Curve, curve_of
 from musigma.init.meanfield._maps import check_positive
 from musigma.init.meanfield._spread import Spread, spread
 
-# Standard deviations that are tried, nearest to 1 first: activations bend where z is of order 1. Below 1/11
-# nearly every activation is linear, above 5.7 nearly every one is a ReLU or a step.
-_STDS = sorted((2 ** (k / 4) for k in range(-14, 11)), key=lambda s: (abs(math.log(s)), s))
+# Standard deviations that are tried, nearest to 1 first: activations bend where z is of order 1. Above 5.7
+# nearly every activation is a ReLU or a step, below 1/11 nearly every one linear: the deepest nets want that.
+_STDS = sorted((2 ** (k / 4) for k in range(-40, 11)), key=lambda s: (abs(math.log(s)), s))
+_LEAST_STD = 2**-3.5
 # A point is stable if chance spreads log q and the log of the gradient's ratio there no more than √2 times as
 # far as in a ReLU net of the same width and depth, 5·depth/n, which is the least any kin of ReLU's has. It
 # must hold a factor 2 in q off the point too: that is where such a net strays (√(5·50/512) = 0.7 in log q).
 _MOST_SPREAD = 2.0
 _OFF = (0.5, 1.0, 2.0)
 _RELU = 5.0
-# Two unrelated inputs should keep half of their distance through all layers, where an activation can.
+# Two unrelated inputs should keep half of their distance through all layers, where an activation can; in nets
+# deeper than 50 layers more. Those stand on orthogonal weights, which leave to chance only what φ' spreads:
+# for tanh 12·(what is lost)/n in the log of the gradient's ratio. √(50/depth) holds it within a tenth at
+# 10,000 layers of width 64 (tests/init/meanfield/test_deep_nets.py).
 _MOST_CORRELATION = 0.5
+_SHALLOW = 50
 # What the quadrature may leave of a bias variance that is 0 in truth.
 _ROUNDING = 1e-8
 
@@ -65,9 +71,10 @@ def critical(activation: Activation, *, std: float | None = None, depth: int = 5
     net at most, at the point and a factor 2 to either side.
 
     Without `std` the reachable, stable one nearest to 1 is taken at which two unrelated inputs still
-    correlate by at most 1/2 after all layers; if there is none (all kin of ReLU pull inputs together), the
-    reachable, stable one nearest to 1. Where no std up to 5.7 is reachable (sigmoid, softplus), the law
-    keeps the variance forward, σw² = q/E[φ²], at the std whose χ is nearest to 1.
+    correlate by at most 1/2 after all layers (less by √(50/depth) beyond 50); if there is none (all kin of
+    ReLU pull inputs together), the reachable, stable one nearest to 1. Where no std up to 5.7 is reachable
+    (sigmoid, softplus), the law keeps the variance forward, σw² = q/E[φ²], at the std whose χ is nearest
+    to 1.
 
     Args:
         activation: φ: a name, (name, keywords), a callable or an activation module.
@@ -103,10 +110,10 @@ def critical(activation: Activation, *, std: float | None = None, depth: int = 5
 def _find(curve: Curve, activation: Activation, std: float | None, depth: int) -> Critical:
     if std is None:
         # At every scale alike: one will do.
-        stds = [1.0] if is_homogeneous(activation) else _STDS
-        return _choose(curve, [p for s in stds if (p := _try(curve, s, depth)) is not None], depth)
-    point = _point(curve, std * std, depth)
-    return point
+        stds = [s for s in _STDS if s >= _LEAST_STD or depth > _SHALLOW]
+        stds = [1.0] if is_homogeneous(activation) else stds
+        return _choose(curve, (p for s in stds if (p := _try(curve, s, depth)) is not None), depth)
+    return _point(curve, std * std, depth)
 
 
 def _try(curve: Curve, std: float, depth: int) -> Critical | None:
@@ -119,14 +126,18 @@ def _try(curve: Curve, std: float, depth: int) -> Critical | None:
         return None
 
 
-def _choose(curve: Curve, points: list[Critical], depth: int) -> Critical:
-    """The best of the points, which are in order of preference."""
-    good = [p for p in points if p.reachable and p.stable]
-    # Chance may stand a slope above 1 for a few layers, but training will add to the depth it amounts to.
-    good = [p for p in good if p.slope <= 1 + _ROUNDING] or good
-    for point in good:
-        if _last_correlation(curve, point, depth) <= _MOST_CORRELATION:
+def _choose(curve: Curve, candidates: Iterator[Critical], depth: int) -> Critical:
+    """The best of the points, which come in order of preference."""
+    most = _MOST_CORRELATION * math.sqrt(min(1.0, _SHALLOW / depth))
+    points = []
+    for point in candidates:
+        # Chance may stand a slope above 1 for a few layers, but training may add to what it amounts to.
+        attracts = point.reachable and point.stable and point.slope <= 1 + _ROUNDING
+        if attracts and _last_correlation(curve, point, depth, most) <= most:
             return point
+        points.append(point)
+    good = [p for p in points if p.reachable and p.stable]
+    good = [p for p in good if p.slope <= 1 + _ROUNDING] or good
     if good:
         return good[0]
     reachable = [p for p in points if p.reachable]
@@ -183,7 +194,7 @@ def _excess(curve: Curve, point: Critical, depth: int) -> Spread:
     return Spread(*(math.inf if math.isnan(value) else value for value in worst))
 
 
-def _last_correlation(curve: Curve, point: Critical, depth: int) -> float:
+def _last_correlation(curve: Curve, point: Critical, depth: int, most: float) -> float:
     """Correlation of two unrelated inputs after all layers, or the first value above the bound."""
     var, c = point.std**2, 0.0
     values, _, _ = curve.series(var)
@@ -191,7 +202,7 @@ def _last_correlation(curve: Curve, point: Critical, depth: int) -> float:
     for _ in range(depth):
         product = sum(square * c**k for k, square in enumerate(squares))
         c = (point.weight_var * product + point.bias_var) / var
-        if c > _MOST_CORRELATION:
+        if c > most:
             break
     return c
 

@@ -54,6 +54,7 @@ def width_interval(
     bias_var: float = 0.0,
     correlation: float = 0.0,
     coverage: float = 0.999,
+    orthogonal: bool = False,
 ) -> WidthInterval:
     """Interval of a layer's realised standard deviation, and of a gradient's ratio, at a finite width.
 
@@ -62,6 +63,9 @@ def width_interval(
     log q, and passes on what it got times its log slope squared; a gradient's log gets
     (3E[φ'⁴]/E[φ'²]² − 1)/n a layer, and what strayed q's do to χ. Samples share the weights: what they
     average out is known from the correlation that the correlation map gives them at each layer.
+
+    Orthogonal weights keep a norm to the bit. A layer's q is then off only by what φ makes of z beyond its
+    norm, and a gradient's log by 3(E[φ'⁴]/E[φ'²]² − 1)/n less the norm's part: nothing for a linear φ.
 
     Args:
         activation: φ, the same after every layer.
@@ -73,6 +77,7 @@ def width_interval(
         bias_var: σb².
         correlation: of two inputs' first pre-activations.
         coverage: share of random nets that lie within.
+        orthogonal: the weights are square orthogonal matrices times σw, not independent normals.
 
     Returns:
         The interval. Gradients of different samples are taken to point alike, which is the worst case.
@@ -103,7 +108,7 @@ def width_interval(
     first = 1.0 if std is None else std
     check_positive(std=first, weight_var=weight_var)
     check_variances(bias_var=bias_var)
-    run = _Run(curve_of(activation), weight_var, bias_var, samples, first**2, correlation)
+    run = _Run(curve_of(activation), weight_var, bias_var, samples, first**2, correlation, orthogonal)
     for n in widths[:-1]:
         run.cross(n)
     return run.interval(widths[-1], NormalDist().inv_cdf((1 + coverage) / 2))
@@ -121,7 +126,7 @@ def _widths(width: int | Sequence[int], depth: int) -> list[int]:
 
 
 class _Local(NamedTuple):
-    """What a layer does near its q, in logs: slopes and curvatures of V and of χ, noises of n = 1."""
+    """What a layer does near its q, in logs: slopes and curvatures of V and χ; chance and shifts of n = 1."""
 
     share: float
     passed: float
@@ -131,6 +136,9 @@ class _Local(NamedTuple):
     noise: float
     slope_noise: float
     both: float
+    shift: float
+    slope_shift: float
+    across_shift: float
 
 
 class _Logs:
@@ -139,14 +147,21 @@ class _Logs:
     def __init__(self) -> None:
         self.signal = self.cross = self.gradient = 0.0
         self.signal_mean = self.gradient_mean = 0.0
+        self.along = 1.0
 
-    def cross_layer(self, at: _Local, noise: float, slope_noise: float, both: float) -> None:
-        self.gradient_mean += at.pull * self.signal_mean + at.pull_rate / 2 * self.signal - slope_noise / 2
-        self.signal_mean = at.passed * self.signal_mean + at.passed_rate / 2 * self.signal - noise / 2
+    def cross_layer(self, at: _Local, n: int, noise: float, slope_noise: float, both: float) -> None:
+        self.gradient_mean += at.pull * self.signal_mean + at.pull_rate / 2 * self.signal
+        # A random gradient points along the signal with 1/n of its square; <gradient, signal> shrinks like a
+        # deviation of q, and what is left lies across.
+        self.gradient_mean += (at.slope_shift + (1 - self.along) * at.across_shift) / n - slope_noise / 2
+        self.along *= min(1.0, at.passed**2)
+        self.signal_mean = at.passed * self.signal_mean + at.passed_rate / 2 * self.signal
+        self.signal_mean += at.shift / n - noise / 2
         self.signal, self.cross, self.gradient = (
             at.passed**2 * self.signal + noise,
             at.passed * (self.cross + at.pull * self.signal) + both,
-            self.gradient + 2 * at.pull * self.cross + at.pull**2 * self.signal + slope_noise,
+            # Rounding may leave less than nothing where orthogonal weights leave no chance.
+            max(0.0, self.gradient + 2 * at.pull * self.cross + at.pull**2 * self.signal + slope_noise),
         )
 
 
@@ -154,8 +169,16 @@ class _Run:
     """A net's state as one goes through its layers: q, correlation, and the logs' spread."""
 
     def __init__(
-        self, curve: Curve, weight_var: float, bias_var: float, samples: int, var: float, c: float
+        self,
+        curve: Curve,
+        weight_var: float,
+        bias_var: float,
+        samples: int,
+        var: float,
+        c: float,
+        orthogonal: bool,
     ) -> None:
+        self.orthogonal = orthogonal
         self.curve, self.weight_var, self.bias_var, self.samples = curve, weight_var, bias_var, samples
         self.var, self.c, self.c_var, self.ratio = var, c, 0.0, 1.0
         self.one, self.all = _Logs(), _Logs()
@@ -164,17 +187,19 @@ class _Run:
         """From one layer of n units to the next."""
         at = self._local()
         noise, slope_noise, both = at.noise / n, at.slope_noise / n, at.both / n
-        self.one.cross_layer(at, math.log1p(noise), math.log1p(slope_noise), both)
-        shared, slope_shared, both_shared = self._shared()
+        self.one.cross_layer(at, n, math.log1p(noise), math.log1p(slope_noise), both)
         alone = 1 / self.samples
+        shared, slope_shared, both_shared = self._shared() if self.samples > 1 else (1.0, 1.0, 1.0)
         self.all.cross_layer(
             at,
+            n,
             math.log1p(noise * (alone + (1 - alone) * shared)),
             math.log1p(slope_noise * (alone + (1 - alone) * slope_shared)),
             both * (alone + (1 - alone) * both_shared),
         )
         after = next_variance(self.curve, self.var, self.weight_var, self.bias_var)
-        self._cross_correlation(n, after)
+        if self.samples > 1:
+            self._cross_correlation(n, after)
         self.ratio *= self.weight_var * self.curve.point(self.var).slope_square
         # At a fixed point q stays to the bit, and so nothing is computed again.
         self.var = self.var if math.isclose(after, self.var, rel_tol=1e-6) else after
@@ -182,7 +207,9 @@ class _Run:
     def interval(self, n: int, z: float) -> WidthInterval:
         alone = 1 / self.samples
         # The mean of n normals squared, over samples whose squares correlate by c².
-        last = math.log1p(2 / n * (alone + (1 - alone) * min(1.0, self.c**2 + self.c_var)))
+        # Orthogonal weights leave no chance to the last layer's norm but the biases'.
+        chance = 2 * (1 - self._local().share ** 2) if self.orthogonal else 2.0
+        last = math.log1p(chance / n * (alone + (1 - alone) * min(1.0, self.c**2 + self.c_var)))
         log_var = self.all.signal + last
         # The log of the samples' mean: that of one, and what averaging takes of the variance.
         center = self.one.signal_mean + (self.one.signal - self.all.signal - last) / 2
@@ -209,7 +236,7 @@ class _Run:
         self.c = max(-1.0, min(1.0, (self.weight_var * product + self.bias_var) / after))
 
     def _local(self) -> _Local:
-        key = ("local", self.var, self.weight_var, self.bias_var)
+        key = ("local", self.var, self.weight_var, self.bias_var, self.orthogonal)
         return self.curve.remember(key, self._derive)
 
     def _derive(self) -> _Local:
@@ -217,15 +244,35 @@ class _Run:
         fourth = self.curve.fourth(self.var)
         share = self.weight_var * self.curve.point(self.var).square
         share /= share + self.bias_var
+        passed, pull = at
+        noise, both = share**2 * (fourth.value - 1), share * (fourth.cross - 1)
+        slope_noise = 3 * fourth.slope - 1
+        passed_rate, pull_rate = ((high - low) / (2 * _STEP) for low, high in zip(below, above, strict=True))
+        shift = slope_shift = 0.0
+        # Across the signal φ'² weighs (E[φ'²] − E[z²φ'²]/nq)/(1 − 1/n), and n − 1 of n directions are new.
+        across_shift = -2 * pull - 1
+        if self.orthogonal:
+            # On a sphere of n dimensions E[f] is short of the normal's by q²·f''(q)/n.
+            shift = -(passed_rate - passed + passed**2)
+            slope_shift = -(pull_rate - pull + pull**2)
+            across_shift += 1
+            # By Stein Cov(φ², z²/q)/E[φ²] is 2·passed/share, and 2·pull for φ'²: what the norm explains,
+            # whose Var(z²/q) is 2. The biases change the norm still.
+            noise += 2 * (1 - share**2) * passed**2 - 2 * passed**2
+            both += 2 * (1 - share**2) * passed * pull - 2 * passed * pull
+            slope_noise += -2 + 2 * (1 - share**2) * pull**2 - 2 * pull**2
         return _Local(
             share=share,
-            passed=at[0],
-            passed_rate=(above[0] - below[0]) / (2 * _STEP),
-            pull=at[1],
-            pull_rate=(above[1] - below[1]) / (2 * _STEP),
-            noise=share**2 * (fourth.value - 1),
-            slope_noise=3 * fourth.slope - 1,
-            both=share * (fourth.cross - 1),
+            passed=passed,
+            passed_rate=passed_rate,
+            pull=pull,
+            pull_rate=pull_rate,
+            noise=max(noise, 0.0),
+            slope_noise=max(slope_noise, 0.0),
+            both=both,
+            shift=shift,
+            slope_shift=slope_shift,
+            across_shift=across_shift,
         )
 
     def _slopes(self, var: float) -> tuple[float, float]:
