@@ -1,4 +1,4 @@
-"""Whether rows and columns of a weight are alike, as those of a draw are and those of a trained one are not."""
+"""Whether rows and columns of a weight are alike, as those of a draw are; training makes them differ."""
 
 import math
 

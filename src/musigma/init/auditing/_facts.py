@@ -108,7 +108,7 @@ class Facts:
     @cached_property
     def sample(self) -> Tensor:
         """Up to SAMPLE entries in ascending order, float64, always the same ones."""
-        return _sampled(self.values).sort().values
+        return sampled(self.values).sort().values
 
 
 def read(model: nn.Module) -> tuple[tuple[Facts, ...], dict[str, str]]:
@@ -268,7 +268,22 @@ def _counted(values: Tensor) -> Fans | None:
     return Fans(values.shape[1] * kernel, values.shape[0] * kernel)
 
 
-def _sampled(values: Tensor) -> Tensor:
+def sampled(values: Tensor) -> Tensor:
+    """Up to SAMPLE entries of a tensor, always the same ones.
+
+    Args:
+        values: any numbers.
+
+    Returns:
+        float64 on the CPU, in no particular order.
+
+    Example:
+        >>> sampled(torch.arange(3.0)).tolist()
+        [0.0, 1.0, 2.0]
+
+    References:
+        None.
+    """
     count = values.numel()
     if count <= SAMPLE:
         return values.flatten().double().cpu()

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from musigma.graph import Node, kinds
-from musigma.init.auditing._facts import Facts, buffers
+from musigma.init.auditing._facts import Facts, buffers, sampled
 from musigma.init.auditing._report import Finding
 from musigma.init.auditing._scene import Scene, check
 
-# A normal law has 1e-12·(0.54 n) entries below 1e-12 medians: one in a thousand tensors of a billion entries.
+# A normal law has 1e-12·(0.54 n) entries below 1e-12 medians: none in a sample.
 _TINY = 1e-12
 # ... and none beyond 10 medians; heavy tails of a trained tensor reach a thousand.
 _HUGE = 1e10
@@ -40,7 +40,7 @@ def check_unwritten(scene: Scene) -> Iterator[Finding]:
     ]
     kin = Counter(_suffix(facts) for facts in zero)
     for facts in scene.facts:
-        garbage = _garbage(facts.values)
+        garbage = _garbage(facts.values, facts.sample)
         if garbage is not None:
             yield _finding(facts.name, *garbage)
         elif facts in zero and not _may_be_zero(scene, facts, kin):
@@ -55,7 +55,7 @@ def _finding(name: str, what: str, evidence: dict[str, float]) -> Finding:
     return Finding(name, f"unwritten: {what}, as in memory that nothing has written to.", evidence, _REMEDY)
 
 
-def _garbage(values: Tensor) -> tuple[str, dict[str, float]] | None:
+def _garbage(values: Tensor, sample: Tensor) -> tuple[str, dict[str, float]] | None:
     """What is wrong with numbers whatever they are for."""
     low, high = (float(end) for end in torch.aminmax(values))
     count = values.numel()
@@ -64,16 +64,21 @@ def _garbage(values: Tensor) -> tuple[str, dict[str, float]] | None:
         nans = int(values.isnan().sum())
         said = f"{count - finite} of {count} entries are not finite ({nans} NaN)"
         return said, {"not_finite": count - finite, "nan": nans, "entries": count}
-    size = values.abs().flatten()
+    # The sample tells the middle, and whether tiny numbers are common; the largest is known of all entries.
+    size = sample.abs()
     size = size[size > 0]
-    if size.numel() < 4:
+    if len(size) < 4:
         return None
-    # A few hundred thousand entries tell the middle; the ends are looked for in all of them.
-    median = float(size[:: max(1, size.numel() // 100_000)].median())
-    tiny, largest = int((size < _TINY * median).sum()), float(size.max())
-    if largest > _HUGE * median or tiny > max(1, 1e-6 * size.numel()):
-        said = f"the entries run from {float(size.min()):.3g} to {largest:.3g} about a median of {median:.3g}"
-        return said, {"smallest": float(size.min()), "median": median, "largest": largest, "tiny": tiny}
+    median, largest = float(size.median()), max(high, -low)
+    tiny, smallest = int((size < _TINY * median).sum()), float(size.min())
+    if largest > _HUGE * median or tiny > 1:
+        said = f"the entries run from {smallest:.3g} to {largest:.3g} about a median of {median:.3g}"
+        return said, {
+            "smallest": smallest,
+            "median": median,
+            "largest": largest,
+            "tiny_share": tiny / len(size),
+        }
     return None
 
 
@@ -82,7 +87,9 @@ def _garbage_buffer(owner: nn.Module, leaf: str, values: Tensor) -> tuple[str, d
         said = "no running variance is positive"
         return said, {"largest": float(values.max()), "entries": values.numel()}
     if leaf in ("running_mean", "running_var"):
-        return _garbage(values) if leaf == "running_mean" or not values.isfinite().all() else None
+        # A variance may span any range.
+        judged = leaf == "running_mean" or not values.isfinite().all()
+        return _garbage(values, sampled(values)) if judged else None
     # A mask is made of −inf and 0: only NaN is wrong everywhere.
     nans = int(values.isnan().sum())
     if nans:
