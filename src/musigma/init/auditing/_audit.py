@@ -81,7 +81,8 @@ def audit(
         unwrap(model), facts, laws, z, graph, signal, trained, notes, entries, expected, plan is not None
     )
     findings = [finding for check in CHECKS.values() for finding in check(scene)]
-    lines = [_line(f, laws[f.name], expected.get(f.name), z) for f in facts]
+    given = {} if plan is None else entries
+    lines = [_line(f, laws[f.name], expected.get(f.name), z, given.get(f.name)) for f in facts]
     lines += [TensorAudit(name, (), None, None, verdict=f"not read: {why}") for name, why in unread.items()]
     return Audit(_in_order(findings, lines), tuple(lines), tuple(scene.notes), trained, RATE, _told(signal))
 
@@ -125,12 +126,14 @@ def _with_fans(facts: Facts, entry: Entry | None) -> Facts:
     return facts.counted(entry.fans)
 
 
-def _line(facts: Facts, found: Identified, wanted: Law | None, z: float) -> TensorAudit:
+def _line(facts: Facts, found: Identified, wanted: Law | None, z: float, entry: Entry | None) -> TensorAudit:
     law = wanted or found.law
     interval = None if law is None else std_interval(law, facts.count, z)
     verdict = "no law" if found.family is None else "named law" if found.named else "unnamed law"
     if wanted is not None and meets(facts, wanted, z):
         verdict = "as planned"
+        if entry is not None:
+            found = Identified(found.family, _scheme(entry), wanted, True, _also(found))
     return TensorAudit(
         facts.name,
         facts.shape,
@@ -144,6 +147,18 @@ def _line(facts: Facts, found: Identified, wanted: Law | None, z: float) -> Tens
         verdict,
         tuple(name for name in facts.names if name != facts.name),
     )
+
+
+def _scheme(entry: Entry) -> str:
+    options = ", ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in entry.options.items()
+    )
+    return f"{entry.scheme}({options})" if options else entry.scheme
+
+
+def _also(found: Identified) -> tuple[str, ...]:
+    return (found.label, *found.others) if found.label and found.named else found.others
 
 
 def _in_order(findings: Sequence[Finding], lines: Sequence[TensorAudit]) -> tuple[Finding, ...]:
