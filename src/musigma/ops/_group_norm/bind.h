@@ -1,6 +1,8 @@
 // group_norm at the dispatcher: CPU, autograd.
 #pragma once
 
+#include <atomic>
+
 #include "../_native/channels.h"
 
 namespace musigma::group_norm {
@@ -37,10 +39,12 @@ inline bool supported(
 }
 
 // What all units of work share, and where in memory each one lies. A unit is an example, or, where channels are not last,
-// as many of its groups as stay in cache between one pass over them and the next.
+// as many of its groups as stay in cache between one pass over them and the next. Groups that stay in the first cache
+// have a kernel of their own, and then a unit is one of them.
 struct Shape {
   DType type;
-  bool last;  // channels last
+  bool last;   // channels last
+  bool close;  // with such a kernel
   int64_t units, per_example, groups, channels, positions, bytes;
 
   Shape(const Image& x, int64_t all_groups) : type(x.layout.type), per_example(1), groups(all_groups) {
@@ -49,7 +53,11 @@ struct Shape {
     positions = x.held.numel() / examples / channels;
     last = x.format != at::MemoryFormat::Contiguous;
     bytes = x.bytes() / examples;
-    if (!last)
+    const int64_t of_group = channels / groups * positions;
+    close = !last && type != DType::kFloat64 && positions >= kLine && of_group <= kPartValues;
+    if (close)
+      per_example = groups;
+    else if (!last)
       for (int64_t parts = std::min(groups, (bytes + kUnitBytes - 1) / kUnitBytes); parts <= groups; parts++)
         if (groups % parts == 0) {
           per_example = parts;
@@ -59,6 +67,7 @@ struct Shape {
     groups /= per_example, channels /= per_example, bytes /= per_example;
   }
   static constexpr int64_t kUnitBytes = 1 << 16;
+  static constexpr int64_t kLine = 16;  // values, the most a vector holds
   // The first channel of a unit.
   int64_t channel(int64_t unit) const { return unit % per_example * channels; }
   int64_t width() const { return channels / groups; }
@@ -153,6 +162,26 @@ struct Workspace {
   }
 };
 
+// What the kernel of close groups is told by either direction.
+inline Groups groups_of(const Shape& s, const void* x, const double* weight, const double* bias, double eps) {
+  Groups a{};
+  a.type = s.type, a.groups = s.per_example, a.width = s.channels, a.positions = s.positions;
+  a.x = x, a.weight = weight, a.bias = bias, a.eps = eps;
+  return a;
+}
+
+// Close groups by their kernel; f then works on those whose spread asks for double.
+template <class F>
+void for_groups(const Shape& s, Groups a, int64_t (*kernel)(const Groups&, int64_t, int64_t), Scratch& scratch, F f) {
+  a.poor = scratch.take<bool>(s.units);
+  std::atomic<int64_t> poor{0};
+  parallel(s.units, s.channels * s.positions, [&](int64_t begin, int64_t end) { poor += kernel(a, begin, end); });
+  if (!poor) return;
+  Workspace work(s);
+  for (int64_t n = 0; n < s.units; n++)
+    if (a.poor[n]) f(work, n);
+}
+
 // Units side by side where there are enough of them, else one after the other with the threads inside each.
 template <class F>
 void for_units(const Shape& s, F f) {
@@ -182,14 +211,21 @@ inline Result forward(
   char* to = (char*)y.mutable_data_ptr();
   double *means = mean.mutable_data_ptr<double>(), *m2s = m2.mutable_data_ptr<double>();
   const bool streamed = streams(x.bytes());
-  for_units(s, [&](Workspace& work, int64_t n) {
+  const auto normalize = [&](Workspace& work, int64_t n) {
     const int64_t first = s.channel(n);
     double *mean_n = means + n * s.groups, *m2_n = m2s + n * s.groups;
     work.statistics(from + n * s.bytes, mean_n, m2_n);
     work.coefficients(mean_n, m2_n, eps, w + first, b + first);
     const ChannelAffine a{s.elements(), from + n * s.bytes, nullptr, to + n * s.bytes, work.at.get(), kind, streamed};
     over_lines(a.layout, [&](int64_t b, int64_t e) { kernels().channel_affine(a, b, e); });
-  });
+  };
+  if (s.close) {
+    Groups a = groups_of(s, from, w, b, eps);
+    a.mean = means, a.m2 = m2s, a.activation = kind, a.stream = streamed, a.y = to;
+    for_groups(s, a, kernels().group_norm, scratch, normalize);
+  } else {
+    for_units(s, normalize);
+  }
   return {std::move(y), std::move(mean), std::move(m2)};
 }
 
@@ -213,7 +249,7 @@ inline Result backward(
   const char *from = (const char*)x.data(), *up = (const char*)dy.const_data_ptr();
   char* to = needs[0] ? (char*)dx.mutable_data_ptr() : nullptr;
   const bool streamed = streams(x.bytes());
-  for_units(s, [&](Workspace& work, int64_t n) {
+  const auto go_back = [&](Workspace& work, int64_t n) {
     const int64_t first = s.channel(n);
     const double* means = mean_c.const_data_ptr<double>() + n * s.groups;
     const double* m2s = m2_c.const_data_ptr<double>() + n * s.groups;
@@ -232,7 +268,15 @@ inline Result backward(
     work.backward(of_g, of_product, w + first);
     const ChannelGradient d{l, a.dy, a.x, to + n * s.bytes, work.at.get(), kind, streamed};
     over_lines(l, [&](int64_t b, int64_t e) { kernels().channel_gradient(d, b, e); });
-  });
+  };
+  if (s.close) {
+    Groups a = groups_of(s, from, w, b, eps);
+    a.mean = (double*)mean_c.const_data_ptr<double>(), a.m2 = (double*)m2_c.const_data_ptr<double>();
+    a.activation = kind, a.stream = streamed, a.dy = up, a.dx = to, a.sums = sums;
+    for_groups(s, a, kernels().group_norm_backward, scratch, go_back);
+  } else {
+    for_units(s, go_back);
+  }
   // Of all examples, still unit by unit; then of all channels.
   double *joined = scratch.take<double>(2 * channels), *total = scratch.take<double>(2 * channels);
   kernels().join_sums({input.size(0), 2 * channels, sums, joined}, 0, 2 * channels);

@@ -99,6 +99,16 @@ inline void accumulate(const Piece& p, Lanes<A>* total, Body body) {
   for (int s = 0; s < S; s++) total[s] = (a0[s] + a1[s]) + (a2[s] + a3[s]);
 }
 
+// And over a piece of any length, to the end.
+template <class A, int S, class Body>
+inline void reduce_piece(const Piece& p, Total<A> (&total)[S], Body body) {
+  if (!p.is_short())
+    return reduce<A, S>(p.n, total, [&](int64_t i, auto part, Lanes<A>* acc) { body(p.offset + i, part, acc); });
+  Lanes<A> acc[S];
+  accumulate<A, S>(p, acc, body);
+  for (int s = 0; s < S; s++) total[s].add(sum<A>(acc[s]));
+}
+
 template <class A, int K, bool High>
 inline constexpr int kFoldLane(int i) {
   // Segments of K lanes are halved; those of the first vector come before those of the second.

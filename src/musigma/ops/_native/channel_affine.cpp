@@ -1,13 +1,9 @@
 // y = activation((x - first) * scale + shift + add), with one of each a channel.
 #include "across.h"
+#include "lines.h"
 
 namespace MUSIGMA_NAMESPACE {
 namespace {
-
-template <class A>
-inline Lanes<A> all_lanes(const void* values, int64_t c) {
-  return splat<A>(((const A*)values)[c]);
-}
 
 template <class A, class T, class F>
 void affine_along(const ChannelAffine& a, int64_t begin, int64_t end, F f) {
@@ -16,17 +12,8 @@ void affine_along(const ChannelAffine& a, int64_t begin, int64_t end, F f) {
   for (int64_t r = begin; r < end; r++, c = c + 1 == a.layout.channels ? 0 : c + 1) {
     const T* x = (const T*)a.x + r * n;
     T* y = (T*)a.y + r * n;
-    const Lanes<A> first = all_lanes<A>(a.at.first, c), scale = all_lanes<A>(a.at.scale, c);
-    const Lanes<A> shift = all_lanes<A>(a.at.shift, c);
-    const auto line = [&](int64_t i, auto part) { return madd<A>(load<A>(x + i, part) - first, scale, shift); };
-    if (a.add) {
-      const T* add = (const T*)a.add + r * n;
-      each<A>(n, y, a.stream, [&](int64_t i, auto part) {
-        return activated<A>(f, line(i, part) + load<A>(add + i, part));
-      });
-    } else {
-      each<A>(n, y, a.stream, [&](int64_t i, auto part) { return activated<A>(f, line(i, part)); });
-    }
+    const T* add = a.add ? (const T*)a.add + r * n : nullptr;
+    affine_line<A>(line_at<A>(a.at, c), n, x, add, y, a.stream, f);
   }
 }
 

@@ -1,14 +1,10 @@
 // dx = g * scale + (x - first) * slope + offset, with one of each a channel, where g is dy on its way back through the
 // activation.
 #include "across.h"
+#include "lines.h"
 
 namespace MUSIGMA_NAMESPACE {
 namespace {
-
-template <class A>
-inline Lanes<A> all_lanes(const void* values, int64_t c) {
-  return splat<A>(((const A*)values)[c]);
-}
 
 template <class A, class T, class F>
 void gradient_along(const ChannelGradient& a, int64_t begin, int64_t end, F f) {
@@ -17,24 +13,16 @@ void gradient_along(const ChannelGradient& a, int64_t begin, int64_t end, F f) {
   for (int64_t r = begin; r < end; r++, c = c + 1 == a.layout.channels ? 0 : c + 1) {
     const T *dy = (const T*)a.dy + r * n, *x = (const T*)a.x + r * n;
     T* dx = (T*)a.dx + r * n;
-    const Lanes<A> first = all_lanes<A>(a.at.first, c), scale = all_lanes<A>(a.at.scale, c);
-    Lanes<A> shift{};
-    if constexpr (!F::kNone) shift = all_lanes<A>(a.at.shift, c);
-    const auto up = [&](int64_t i, auto part, Lanes<A> d) {
-      const Lanes<A> g = load<A>(dy + i, part);
-      if constexpr (F::kNone) return g;
-      return returned<A>(f, g, madd<A>(d, scale, shift));
-    };
+    const Line<A> at = line_at<A>(a.at, c);
     if (a.at.slope) {
-      const Lanes<A> slope = all_lanes<A>(a.at.slope, c), offset = all_lanes<A>(a.at.offset, c);
-      each<A>(n, dx, a.stream, [&](int64_t i, auto part) {
-        const Lanes<A> d = load<A>(x + i, part) - first;
-        return madd<A>(up(i, part, d), scale, madd<A>(d, slope, offset));
-      });
-    } else if constexpr (F::kNone) {
-      each<A>(n, dx, a.stream, [&](int64_t i, auto part) { return load<A>(dy + i, part) * scale; });
+      const A slope = ((const A*)a.at.slope)[c], offset = ((const A*)a.at.offset)[c];
+      gradient_line<A>(at, splat(slope), splat(offset), n, dy, x, dx, a.stream, f);
     } else {
-      each<A>(n, dx, a.stream, [&](int64_t i, auto part) { return up(i, part, load<A>(x + i, part) - first) * scale; });
+      each<A>(n, dx, a.stream, [&](int64_t i, auto part) {
+        Lanes<A> g = load<A>(dy + i, part);
+        if constexpr (!F::kNone) g = returned<A>(f, g, madd<A>(load<A>(x + i, part) - at.first, at.scale, at.shift));
+        return g * at.scale;
+      });
     }
   }
 }

@@ -24,15 +24,6 @@ inline A pivot_of(const T* x, const Piece& p) {
   return start + sum * (A)0.25;
 }
 
-template <class A, int S, class Body>
-inline void reduce_piece(const Piece& p, Total<A> (&total)[S], Body body) {
-  if (!p.is_short())
-    return reduce<A, S>(p.n, total, [&](int64_t i, auto part, Lanes<A>* acc) { body(p.offset + i, part, acc); });
-  Lanes<A> acc[S];
-  accumulate<A, S>(p, acc, body);
-  for (int s = 0; s < S; s++) total[s].add(sum<A>(acc[s]));
-}
-
 // M2 around a mean that is known, in two parts where one would not hold it.
 template <class A, class T>
 double second_look(const T* x, const Piece& p, A pivot, double offset) {

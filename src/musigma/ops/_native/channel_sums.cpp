@@ -1,49 +1,12 @@
 // What the backward sums over a channel, part by part: g, and g times x̂, where g is dy on its way back through the
 // activation.
-#include <type_traits>
-
 #include "across.h"
+#include "lines.h"
 
 namespace MUSIGMA_NAMESPACE {
 namespace {
 
-template <class A>
-inline A at(const void* values, int64_t c) {
-  return ((const A*)values)[c];
-}
-
 // ---- along a channel -----------------------------------------------------------------------------------------
-
-// The terms of one channel.
-template <class A, class T, class F>
-struct Terms {
-  const T *dy, *x, *add;
-  T* g;
-  Lanes<A> first, rstd, scale, shift;
-  F f;
-
-  Terms(const ChannelSums& a, int64_t c, F f)
-      : dy((const T*)a.dy), x((const T*)a.x), add((const T*)a.add), g((T*)a.g), first(splat(at<A>(a.at.first, c))),
-        rstd(splat(at<A>(a.at.rstd, c))), f(f) {
-    if constexpr (!F::kNone) scale = splat(at<A>(a.at.scale, c)), shift = splat(at<A>(a.at.shift, c));
-  }
-
-  template <class Part>
-  void operator()(int64_t i, Part part, Lanes<A>* acc) const {
-    Lanes<A> up = load<A>(dy + i, part);
-    const Lanes<A> d = load<A>(x + i, part) - first;
-    if constexpr (!F::kNone) {
-      Lanes<A> z = madd<A>(d, scale, shift);
-      if (add) z += load<A>(add + i, part);
-      up = returned<A>(f, up, z);
-      if (g) store<A>(g + i, up, part);
-    }
-    // Beyond a row's end g is 0, and with it both terms.
-    if constexpr (std::is_same_v<Part, Last>) up = keep<A>(up, part);
-    acc[0] += up;
-    acc[1] = madd<A>(up, d * rstd, acc[1]);
-  }
-};
 
 template <class A>
 inline void put_sums(const ChannelSums& a, const Piece& p, double of_g, double of_product) {
@@ -93,7 +56,10 @@ inline void pieces_along(const ChannelSums& a, int64_t begin, int64_t end, MakeB
 
 template <class A, class T, class F>
 void sums_along(const ChannelSums& a, int64_t begin, int64_t end, F f) {
-  if (a.x) return pieces_along<A, 2>(a, begin, end, [&](int64_t c) { return Terms<A, T, F>(a, c, f); });
+  if (a.x) return pieces_along<A, 2>(a, begin, end, [&](int64_t c) {
+    return LineTerms<A, T, F>{line_at<A>(a.at, c), splat(((const A*)a.at.rstd)[c]), (const T*)a.dy, (const T*)a.x,
+                              (const T*)a.add,     (T*)a.g,                         f};
+  });
   const T* dy = (const T*)a.dy;
   pieces_along<A, 1>(a, begin, end, [dy](int64_t) {
     return [dy](int64_t i, auto part, Lanes<A>* acc) { acc[0] += keep<A>(load<A>(dy + i, part), part); };

@@ -146,6 +146,24 @@ struct ChannelGradient {
   bool stream;
 };
 
+// Groups of `width` channels with `positions` values each, example after example: contiguous images whose groups are no
+// longer than a part, in a type narrower than double. For the statistics and the sums see above.
+struct Groups {
+  DType type;
+  int64_t groups, width, positions;  // groups of an example
+  const void* x;
+  const double *weight, *bias;  // (channels)
+  double *mean, *m2;            // (examples, groups): written forward, read backward
+  double eps;
+  Activation activation;
+  bool stream;
+  bool* poor;  // set where float32 can't square the spread or its inverse; nothing else is done to such a group
+  void* y;     // forward
+  const void* dy;
+  void* dx;      // or null
+  double* sums;  // (examples, groups, 2, width)
+};
+
 // Values of any type as doubles.
 struct Widen {
   DType type;
@@ -229,6 +247,8 @@ struct Kernels {
   void (*channel_sums)(const ChannelSums&, int64_t begin, int64_t end);           // units
   void (*channel_affine)(const ChannelAffine&, int64_t begin, int64_t end);       // rows of inner, or of channels
   void (*channel_gradient)(const ChannelGradient&, int64_t begin, int64_t end);   // the same
+  int64_t (*group_norm)(const Groups&, int64_t begin, int64_t end);               // groups; how many are poor
+  int64_t (*group_norm_backward)(const Groups&, int64_t begin, int64_t end);      // the same
   void (*masked_pivots)(const MaskedMoments&, int64_t begin, int64_t end);        // channels
   void (*masked_moments)(const MaskedMoments&, int64_t begin, int64_t end);       // units
   void (*join_masked)(const JoinMasked&, int64_t begin, int64_t end);             // channels

@@ -16,6 +16,8 @@ void join_sums(const JoinSums&, int64_t, int64_t);
 void channel_sums(const ChannelSums&, int64_t, int64_t);
 void channel_affine(const ChannelAffine&, int64_t, int64_t);
 void channel_gradient(const ChannelGradient&, int64_t, int64_t);
+int64_t group_norm(const Groups&, int64_t, int64_t);
+int64_t group_norm_backward(const Groups&, int64_t, int64_t);
 void masked_pivots(const MaskedMoments&, int64_t, int64_t);
 void masked_moments(const MaskedMoments&, int64_t, int64_t);
 void join_masked(const JoinMasked&, int64_t, int64_t);
@@ -38,6 +40,8 @@ const Kernels table = {
     channel_sums,
     channel_affine,
     channel_gradient,
+    group_norm,
+    group_norm_backward,
     masked_pivots,
     masked_moments,
     join_masked,
