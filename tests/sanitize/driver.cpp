@@ -309,6 +309,41 @@ void channels(const Kernels& k, const Channels& l, const Kind& kind, bool wide, 
   expect(!kept || g.finite(), "channel_sums", "g is not finite", n);
 }
 
+// Two examples of two groups.
+void groups(const Kernels& k, DType type, int64_t width, int64_t positions, const Kind& kind, Activation act) {
+  const int64_t C = 2 * width, n = 2 * C * positions;
+  Array x(type, n, 1), dy(type, n, 1), y(type, n), dx(type, n);
+  Array weight(DType::kFloat64, C), bias(DType::kFloat64, C), mean(DType::kFloat64, 4), m2(DType::kFloat64, 4);
+  Array sums(DType::kFloat64, 2 * 2 * C);
+  x.random(kind.mean, kind.scale), dy.random(0, 1), weight.random(0, 1), bias.random(0, 1);
+  bool* poor = (bool*)malloc(4);
+  Groups a{
+      .type = type,
+      .groups = 2,
+      .width = width,
+      .positions = positions,
+      .x = x.data(),
+      .weight = weight.doubles(),
+      .bias = bias.doubles(),
+      .mean = mean.doubles(),
+      .m2 = m2.doubles(),
+      .eps = 1e-5 * kind.scale * kind.scale,
+      .activation = act,
+      .stream = width > 1,
+      .poor = poor,
+      .y = y.data(),
+      .dy = dy.data(),
+      .dx = dx.data(),
+      .sums = sums.doubles()};
+  if (k.group_norm(a, 0, 1) + k.group_norm(a, 1, 4) == 0) expect(y.finite(), "group_norm", "not finite", positions);
+  expect(mean.finite() && m2.finite(), "group_norm", "statistics not finite", positions);
+  if (k.group_norm_backward(a, 0, 3) + k.group_norm_backward(a, 3, 4) == 0) {
+    expect(sums.finite(), "group_norm_backward", "sums not finite", positions);
+    expect(dx.finite() || kind.scale < 1, "group_norm_backward", "not finite", positions);
+  }
+  free(poor);
+}
+
 // `varies`: the dims, of outer, channels and inner, along which the weights differ. What has weight 0 is NaN.
 void masked(const Kernels& k, const Channels& l, int varies, bool bytes) {
   const int64_t C = l.channels, n = l.outer * C * l.inner;
@@ -391,6 +426,9 @@ void all(const Kernels& k, DType type) {
               Channels{type, 2, size, 3}, Channels{type, size, 3, 7}})
           if (l.outer * l.inner > 1) channels(k, l, kind, wide, extra, kActivations[turn++ % 5]);
       }
+    for (const int64_t size : kSizes)
+      for (int i = 0; !is_double(type) && i < 5; i++)
+        groups(k, type, size > 1000 ? 1 + i : 3 - i % 3, size, kind, kActivations[i]);
     channels(k, {type, 2, 3, kPartValues + 5}, kind, false, true, Activation::kRelu);
     channels(k, {type, 2 * kPartRows + 1, 515, 1}, kind, false, true, Activation::kSilu);
   }

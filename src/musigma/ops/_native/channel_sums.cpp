@@ -56,10 +56,16 @@ inline void pieces_along(const ChannelSums& a, int64_t begin, int64_t end, MakeB
 
 template <class A, class T, class F>
 void sums_along(const ChannelSums& a, int64_t begin, int64_t end, F f) {
-  if (a.x) return pieces_along<A, 2>(a, begin, end, [&](int64_t c) {
-    return LineTerms<A, T, F>{line_at<A>(a.at, c), splat(((const A*)a.at.rstd)[c]), (const T*)a.dy, (const T*)a.x,
-                              (const T*)a.add,     (T*)a.g,                         f};
-  });
+  if (a.x)
+    return pieces_along<A, 2>(a, begin, end, [&](int64_t c) {
+      return LineTerms<A, T, F>{line_at<A>(a.at, c),
+                                splat(((const A*)a.at.rstd)[c]),
+                                (const T*)a.dy,
+                                (const T*)a.x,
+                                (const T*)a.add,
+                                (T*)a.g,
+                                f};
+    });
   const T* dy = (const T*)a.dy;
   pieces_along<A, 1>(a, begin, end, [dy](int64_t) {
     return [dy](int64_t i, auto part, Lanes<A>* acc) { acc[0] += keep<A>(load<A>(dy + i, part), part); };

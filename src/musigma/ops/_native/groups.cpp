@@ -35,8 +35,7 @@ void normalize(const Groups& a, int64_t group, const Standard& s, F f) {
   const T* x = (const T*)a.x + group * a.width * n;
   T* y = (T*)a.y + group * a.width * n;
   for (int64_t k = 0; k < a.width; k++)
-    affine_line<float>(
-        s.line(a.weight[c + k], a.bias[c + k]), n, x + k * n, (const T*)nullptr, y + k * n, a.stream, f);
+    affine_line<float>(s.line(a.weight[c + k], a.bias[c + k]), n, x + k * n, (const T*)nullptr, y + k * n, a.stream, f);
 }
 
 template <class T, class F>
