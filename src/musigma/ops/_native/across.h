@@ -37,6 +37,13 @@ constexpr int64_t kPanel = 512;
 // stay in registers while the block stays in the first cache.
 constexpr int64_t kRows = 16;
 
+// But one row at a time where they are wide and come from memory, which brings what is next to the last line well before
+// it is asked for, and a few lines of each of 16 rows at half that speed. (2^18 values fill a core's second cache.)
+template <class A>
+inline int64_t rows_at_once(const Channels& l) {
+  return l.channels > 4 * kLanes<A> && l.outer * l.channels > (1 << 18) ? 1 : kRows;
+}
+
 // body(j, G, All or First, first row, last row) over runs of 16 rows, which are added in registers first, as in sums.h.
 template <class A, class Body>
 inline void runs_across(int64_t rows, int64_t channels, Body body) {

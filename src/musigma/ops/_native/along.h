@@ -200,36 +200,37 @@ struct Smooth {
   Activation kind;
 };
 
-template <class A>
+// For results of storage type T.
+template <class A, class T>
 inline Lanes<A> activated(Plain, Lanes<A> z) {
   return z;
 }
-template <class A>
+template <class A, class T>
 inline Lanes<A> activated(Rectified, Lanes<A> z) {
-  return activate<Activation::kRelu, A>(z);
+  return activate<Activation::kRelu, A, T>(z);
 }
 // (Called, not inlined: some fifty loops would hold it otherwise, and a call is a tenth of what it does.)
-template <class A>
+template <class A, class T>
 __attribute__((noinline)) Lanes<A> activated(Smooth f, Lanes<A> z) {
-  if (f.kind == Activation::kSilu) return activate<Activation::kSilu, A>(z);
-  if (f.kind == Activation::kGelu) return activate<Activation::kGelu, A>(z);
-  return activate<Activation::kGeluTanh, A>(z);
+  if (f.kind == Activation::kSilu) return activate<Activation::kSilu, A, T>(z);
+  if (f.kind == Activation::kGelu) return activate<Activation::kGelu, A, T>(z);
+  return activate<Activation::kGeluTanh, A, T>(z);
 }
 
 // dy times the slope at z.
-template <class A>
+template <class A, class T>
 inline Lanes<A> returned(Plain, Lanes<A> dy, Lanes<A>) {
   return dy;
 }
-template <class A>
+template <class A, class T>
 inline Lanes<A> returned(Rectified, Lanes<A> dy, Lanes<A> z) {
   return z <= Lanes<A>{} ? Lanes<A>{} : dy;
 }
-template <class A>
+template <class A, class T>
 __attribute__((noinline)) Lanes<A> returned(Smooth f, Lanes<A> dy, Lanes<A> z) {
-  if (f.kind == Activation::kSilu) return dy * slope<Activation::kSilu, A>(z);
-  if (f.kind == Activation::kGelu) return dy * slope<Activation::kGelu, A>(z);
-  return dy * slope<Activation::kGeluTanh, A>(z);
+  if (f.kind == Activation::kSilu) return dy * slope<Activation::kSilu, A, T>(z);
+  if (f.kind == Activation::kGelu) return dy * slope<Activation::kGelu, A, T>(z);
+  return dy * slope<Activation::kGeluTanh, A, T>(z);
 }
 
 template <class F>

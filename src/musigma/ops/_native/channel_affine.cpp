@@ -24,8 +24,9 @@ void affine_across(const ChannelAffine& a, int64_t begin, int64_t end, F f) {
   const T *x = (const T*)a.x, *add = (const T*)a.add;
   T* y = (T*)a.y;
   const bool streamed = a.stream && (uintptr_t)y % kLine == 0 && C * sizeof(T) % kLine == 0;
-  for (int64_t row = begin; row < end; row += kRows) {
-    const int64_t stop = row + kRows < end ? row + kRows : end;
+  const int64_t rows = rows_at_once<A>(a.layout);
+  for (int64_t row = begin; row < end; row += rows) {
+    const int64_t stop = row + rows < end ? row + rows : end;
     each_across<A>(C, [&]<int G>(int64_t j, auto part) {
       Lanes<A> first[G], scale[G], shift[G];
       for (int g = 0; g < G; g++) {
@@ -39,7 +40,7 @@ void affine_across(const ChannelAffine& a, int64_t begin, int64_t end, F f) {
         for (int g = 0; g < G; g++) v[g] = madd<A>(load<A>(x + i + g * W, part) - first[g], scale[g], shift[g]);
         if (add)
           for (int g = 0; g < G; g++) v[g] += load<A>(add + i + g * W, part);
-        for (int g = 0; g < G; g++) put<A>(y + i + g * W, activated<A>(f, v[g]), part, streamed);
+        for (int g = 0; g < G; g++) put<A>(y + i + g * W, activated<A, T>(f, v[g]), part, streamed);
       }
     });
   }

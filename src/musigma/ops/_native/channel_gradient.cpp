@@ -20,7 +20,7 @@ void gradient_along(const ChannelGradient& a, int64_t begin, int64_t end, F f) {
     } else {
       each<A>(n, dx, a.stream, [&](int64_t i, auto part) {
         Lanes<A> g = load<A>(dy + i, part);
-        if constexpr (!F::kNone) g = returned<A>(f, g, madd<A>(load<A>(x + i, part) - at.first, at.scale, at.shift));
+        if constexpr (!F::kNone) g = returned<A, T>(f, g, madd<A>(load<A>(x + i, part) - at.first, at.scale, at.shift));
         return g * at.scale;
       });
     }
@@ -35,8 +35,9 @@ void gradient_across(const ChannelGradient& a, int64_t begin, int64_t end, F f) 
   T* dx = (T*)a.dx;
   const bool with_slope = a.at.slope != nullptr, with_x = with_slope || !F::kNone;
   const bool streamed = a.stream && (uintptr_t)dx % kLine == 0 && C * sizeof(T) % kLine == 0;
-  for (int64_t row = begin; row < end; row += kRows) {
-    const int64_t stop = row + kRows < end ? row + kRows : end;
+  const int64_t rows = rows_at_once<A>(a.layout);
+  for (int64_t row = begin; row < end; row += rows) {
+    const int64_t stop = row + rows < end ? row + rows : end;
     each_across<A>(C, [&]<int G>(int64_t j, auto part) {
       Lanes<A> first[G], scale[G], shift[G], slope[G], offset[G];
       const auto take = [&](Lanes<A>* to, const void* from) {
@@ -56,7 +57,7 @@ void gradient_across(const ChannelGradient& a, int64_t begin, int64_t end, F f) 
             continue;
           }
           const Lanes<A> d = load<A>(x + i + g * W, part) - first[g];
-          if constexpr (!F::kNone) v[g] = returned<A>(f, v[g], madd<A>(d, scale[g], shift[g]));
+          if constexpr (!F::kNone) v[g] = returned<A, T>(f, v[g], madd<A>(d, scale[g], shift[g]));
           v[g] = with_slope ? madd<A>(v[g], scale[g], madd<A>(d, slope[g], offset[g])) : v[g] * scale[g];
         }
         for (int g = 0; g < G; g++) put<A>(dx + i + g * W, v[g], part, streamed);

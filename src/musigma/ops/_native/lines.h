@@ -24,10 +24,11 @@ template <class A, class T, class F>
 inline void affine_line(const Line<A>& at, int64_t n, const T* x, const T* add, T* y, bool streamed, F f) {
   const auto line = [&](int64_t i, auto part) { return madd<A>(load<A>(x + i, part) - at.first, at.scale, at.shift); };
   if (add)
-    each<A>(
-        n, y, streamed, [&](int64_t i, auto part) { return activated<A>(f, line(i, part) + load<A>(add + i, part)); });
+    each<A>(n, y, streamed, [&](int64_t i, auto part) {
+      return activated<A, T>(f, line(i, part) + load<A>(add + i, part));
+    });
   else
-    each<A>(n, y, streamed, [&](int64_t i, auto part) { return activated<A>(f, line(i, part)); });
+    each<A>(n, y, streamed, [&](int64_t i, auto part) { return activated<A, T>(f, line(i, part)); });
 }
 
 // What a line adds to the sums of g and of g·x̂, where g is dy on its way back through the activation.
@@ -46,7 +47,7 @@ struct LineTerms {
     if constexpr (!F::kNone) {
       Lanes<A> z = madd<A>(d, at.scale, at.shift);
       if (add) z += load<A>(add + i, part);
-      up = returned<A>(f, up, z);
+      up = returned<A, T>(f, up, z);
       if (g) store<A>(g + i, up, part);
     }
     // Beyond a row's end g is 0, and with it both terms.
@@ -63,7 +64,7 @@ inline void gradient_line(
   each<A>(n, dx, streamed, [&](int64_t i, auto part) {
     const Lanes<A> d = load<A>(x + i, part) - at.first;
     Lanes<A> g = load<A>(dy + i, part);
-    if constexpr (!F::kNone) g = returned<A>(f, g, madd<A>(d, at.scale, at.shift));
+    if constexpr (!F::kNone) g = returned<A, T>(f, g, madd<A>(d, at.scale, at.shift));
     return madd<A>(g, at.scale, madd<A>(d, slope, offset));
   });
 }
