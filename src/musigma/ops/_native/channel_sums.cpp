@@ -96,7 +96,7 @@ struct TermsAcross {
     if constexpr (!F::kNone) {
       Lanes<A> z = madd<A>(d, scale[g], shift[g]);
       if (a.add) z += load<A>((const T*)a.add + at, part);
-      up = returned<A, T>(f, up, z);
+      up = returned<A, A>(f, up, z);
       if (a.g) store<A>((T*)a.g + at, up, part);
     }
     of_g += up;

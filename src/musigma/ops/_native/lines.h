@@ -31,7 +31,8 @@ inline void affine_line(const Line<A>& at, int64_t n, const T* x, const T* add, 
     each<A>(n, y, streamed, [&](int64_t i, auto part) { return activated<A, T>(f, line(i, part)); });
 }
 
-// What a line adds to the sums of g and of g·x̂, where g is dy on its way back through the activation.
+// What a line adds to the sums of g and of g·x̂, where g is dy on its way back through the activation. (In full: the
+// gradients of float32 weights beside half types are these sums.)
 template <class A, class T, class F, class G = T>
 struct LineTerms {
   Line<A> at;
@@ -47,7 +48,7 @@ struct LineTerms {
     if constexpr (!F::kNone) {
       Lanes<A> z = madd<A>(d, at.scale, at.shift);
       if (add) z += load<A>(add + i, part);
-      up = returned<A, T>(f, up, z);
+      up = returned<A, A>(f, up, z);
       if (g) store<A>(g + i, up, part);
     }
     // Beyond a row's end g is 0, and with it both terms.
