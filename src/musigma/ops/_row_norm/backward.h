@@ -15,7 +15,8 @@ constexpr bool kActive = true;
 template <>
 constexpr bool kActive<Activated<Activation::kNone>> = false;
 
-// dy behind the activation becomes dz before it, in the compute type, where its derivative is not formed twice.
+// dy behind the activation becomes dz before it, in the compute type, where its derivative is not formed twice; as exactly
+// as the weights' type holds their gradients, which are sums of these.
 template <class A, class T, class P, class Act>
 void before_activation(
     const RowNormBackward& a, const T* dy, const T* x, const Standard<A>& of, A* dz, Act activation) {
@@ -23,7 +24,7 @@ void before_activation(
   const Standard<A> standard = of;
   transform<A>(a.width, dz, [&](int64_t i, auto part) {
     const Lanes<A> z = madd<A>(standard(load<A>(x + i, part)), affine.weight(i, part), affine.bias(i, part));
-    return load<A>(dy + i, part) * activation.template derivative<A, T>(z);
+    return load<A>(dy + i, part) * activation.template derivative<A, P>(z);
   });
 }
 
