@@ -181,3 +181,22 @@ def test_delta_orthogonal_keeps_the_variance_where_layers_widen_and_narrow() -> 
     for var in list(outputs(net, x).values())[:2]:
         # The output of a Haar matrix on normal numbers, 24,000 and more of them, half of them dependent.
         assert var == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize("scheme", ["skipinit", "rezero", "admin", "lsuv", "fixup"])
+def test_what_a_recipe_gives_is_what_verification_expects(scheme: str) -> None:
+    """Laws that a recipe changes, learned scales among them, are propagated anew."""
+
+    class Scaled(Weighed):
+        def __init__(self) -> None:
+            super().__init__(32)
+            nn.init.ones_(self.omega)
+            self.alpha = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.omega * x + self.alpha * self.branch(x)
+
+    net = nn.Sequential(*(Scaled() for _ in range(3)), nn.Linear(32, 5))
+    plan = ms.init.initialize(net, draw(256, 32), scheme=scheme)
+    assert plan.verification is not None
+    assert not plan.verification.missed, str(plan.verification)

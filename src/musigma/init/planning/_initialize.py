@@ -112,7 +112,10 @@ class _Planned:
 
     def expected(self, entries: Iterable[Entry]) -> tuple[Layer, ...]:
         """What is expected of each layer under given laws."""
-        self.chooser.book.entries = {entry.tensor: entry for entry in entries}
+        book = self.chooser.book
+        book.entries = {entry.tensor: entry for entry in entries}
+        # A recipe writes some of what auto leaves at its start: learned scales of branches.
+        book.skipped = {name: why for name, why in book.skipped.items() if name not in book.entries}
         walk = Walk(self.chooser.purposes.graph, self.chooser, self.facts)
         walk.run()
         return _with_gradients(walk)
