@@ -1,6 +1,6 @@
-"""Nets of ten thousand layers without norms or skips: at a critical point they pass signals on, and learn.
+"""Nets of ten thousand layers without norms or skips, and of a thousand without norms: they learn.
 
-The readout is the first ten units, fixed: whatever is learned is learned by the deep part.
+Without skips the readout is ten of the last layer's units, fixed: whatever is learned the deep part learns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from musigma.init import delta_orthogonal_, orthogonal_
+from musigma.init import delta_orthogonal_, initialize, orthogonal_
 from musigma.init.meanfield import Critical, critical
 from musigma.statistics import moments
 
@@ -86,6 +86,20 @@ def test_ten_thousand_convolutions_keep_norm_and_gradient_within_a_tenth() -> No
     point = critical("tanh", depth=depth)
     x = point.std * torch.randn(4, 16, 8, 8, generator=g)
     signal, gradient = profile(convolutional(depth, point, g), x)
+    assert 0.9 < signal.min().item() <= signal.max().item() < 1.1
+    assert 0.9 < gradient.min().item() <= gradient.max().item() < 1.1
+
+
+@pytest.mark.timeout(1200)
+def test_one_call_finds_that_point() -> None:
+    """`initialize` reads the depth and the activation off the model as it ran."""
+    depth, g = 10_000, torch.Generator().manual_seed(0)
+    layers = [module for _ in range(depth) for module in (nn.Linear(64, 64), nn.Tanh())]
+    model = nn.Sequential(*layers)
+    x = torch.randn(16, 64, generator=g)
+    plan = initialize(model, x, scheme="delta_orthogonal", verify=False)
+    assert plan["0.weight"].scheme == "orthogonal"
+    signal, gradient = profile(model[:-2], x)  # after the last layer no activation follows
     assert 0.9 < signal.min().item() <= signal.max().item() < 1.1
     assert 0.9 < gradient.min().item() <= gradient.max().item() < 1.1
 
@@ -171,3 +185,46 @@ def test_a_thousand_convolutions_learn_digits() -> None:
 
     losses, accuracy = train(logits, model, Digits(point.std), steps=60, lr=0.03 / depth)
     assert_learned(losses, accuracy)
+
+
+class Block(nn.Module):
+    """x + α·b(relu(a(relu(x)))), α learned or 1."""
+
+    def __init__(self, width: int, scaled: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.ones(())) if scaled else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.b(F.relu(self.a(F.relu(x))))
+        return x + (branch if self.scale is None else self.scale * branch)
+
+
+def resnet(scaled: bool) -> nn.Sequential:
+    """Five hundred blocks of two layers, no norm."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(64, scaled) for _ in range(500)), nn.ReLU(), nn.Linear(64, 10))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("recipe", "lr"), [("fixup", 0.01), ("skipinit", 0.003)])
+def test_a_thousand_layers_without_norm_learn_digits(recipe: str, lr: float) -> None:
+    model, digits = resnet(scaled=recipe == "skipinit"), Digits(1.0)
+    initialize(model, digits.x[:16], scheme=recipe, verify=False)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    losses, accuracy = train(model, model, digits, steps=60, lr=lr)
+    assert losses[0] < 2 * math.log(10)
+    assert_learned(losses, accuracy)
+    # Not the head alone: every branch has left 0.
+    ends = [n for n in before if n.endswith("scale" if recipe == "skipinit" else "b.weight")]
+    assert len(ends) == 500
+    parameters = dict(model.named_parameters())
+    assert all((parameters[name] != before[name]).any() for name in ends)
+
+
+def test_the_same_net_by_default_starts_far_off() -> None:
+    """Five hundred branches of torch's default add up: the loss starts tens of times above guessing."""
+    digits = Digits(1.0)
+    with torch.no_grad():
+        loss = F.cross_entropy(resnet(scaled=False)(digits.x[:64]), digits.y[:64])
+    assert not loss.item() < 10 * math.log(10)
