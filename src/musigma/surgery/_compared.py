@@ -202,13 +202,24 @@ def _watching(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, list
 
 
 def _unchanged(before: nn.Module, after: nn.Module) -> tuple[str, ...]:
-    """The parameters that both have, with the same values."""
-    others = dict(unwrap(after).named_parameters())
+    """The parameters that both have, with the same values and under the same names."""
+    others = _by_names(after)
     return tuple(
-        name
-        for name, p in unwrap(before).named_parameters()
-        if p.requires_grad and name in others and others[name].requires_grad and torch.equal(p, others[name])
+        names[0]
+        for names, p in _by_names(before).items()
+        if p.requires_grad
+        and names in others
+        and others[names].requires_grad
+        and torch.equal(p, others[names])
     )
+
+
+def _by_names(model: nn.Module) -> dict[tuple[str, ...], Tensor]:
+    """Every parameter, by all of its names: one that is no longer tied gets less of a gradient."""
+    found: dict[int, tuple[list[str], Tensor]] = {}
+    for name, parameter in unwrap(model).named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), ([], parameter))[0].append(name)
+    return {tuple(names): parameter for names, parameter in found.values()}
 
 
 def roundings(model: nn.Module) -> dict[str, float]:

@@ -109,12 +109,12 @@ def observe(
     converted: set[int] = set()
 
     def listen(node: Node, args: Any, kwargs: Any, outputs: tuple[Tensor, ...]) -> None:
+        if node.op in _MOVERS:
+            kept[node.index] = _keep(node, args, kwargs)
         if any(int(s) in live if isinstance(s, Edge) else _is_root(s) for s in node.inputs):
             live.add(node.index)
             if node.op == "to" and args and not args[0].is_floating_point():
                 converted.add(node.index)
-            if node.op in _MOVERS:
-                kept[node.index] = _keep(node, args, kwargs)
         else:
             for position, tensor in enumerate(outputs):
                 static[node.index, position] = tensor.detach().clone()

@@ -14,22 +14,7 @@ from torch.nn.utils import parametrizations
 
 import musigma as ms
 from musigma.surgery import fold
-
-
-def settled(model: nn.Module, seed: int = 0) -> nn.Module:
-    """The model in eval mode, its numbers anything but 0 and 1, negative weights too."""
-    g = torch.Generator().manual_seed(seed)
-
-    def draw(t: Tensor, low: float, high: float) -> None:
-        t.data.copy_(low + (high - low) * torch.rand(t.shape, generator=g, dtype=torch.float64))
-
-    for module in model.modules():
-        for name, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            if name == "running_var":
-                draw(t, 0.1, 3.0)
-            elif name == "running_mean" or t.is_floating_point():
-                draw(t, -1.5, 1.5)
-    return model.eval()
+from tests.surgery.folding.nets import Net, settled
 
 
 def assert_folded(model: nn.Module, x: Tensor, paths: list[str]) -> nn.Module:
@@ -140,19 +125,6 @@ def test_every_layer_and_what_may_lie_between(
         if not isinstance(layer, ms.nn.Standardize | ms.nn.Unstandardize):
             settled(layer)
     assert_folded(net.eval(), torch.randn(*shape), [path])
-
-
-class Net(nn.Module):
-    """Layers by name and a forward given as a function, for models that a Sequential is not."""
-
-    def __init__(self, forward: Callable[..., Any], **layers: nn.Module) -> None:
-        super().__init__()
-        self._forward = forward
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, x: Tensor) -> Any:
-        return self._forward(self, x)
 
 
 def assert_refused(model: nn.Module, x: Tensor, path: str, reason: str) -> None:

@@ -18,7 +18,7 @@ from musigma.surgery._places import (
     why_not_parameter,
 )
 from musigma.surgery.folding._affine import Affine, RefusalError
-from musigma.surgery.folding._layers import Edit, Layer, layer_of, scale_outputs, weight_role, why_not_layer
+from musigma.surgery.folding._layers import Edit, Layer, layer_of, scale_outputs, why_not_layer
 from musigma.surgery.folding._moves import against_data, moves, per_channel
 from musigma.surgery.folding._place import Place, Plan, names, remove
 
@@ -116,7 +116,8 @@ def _why_not_through(observed: Observed, node: Node) -> str:
     if node.op not in kinds.WEIGHT_OPS:
         return f"its input comes from {called(node)}, which a scale does not pass"
     reason = why_not_module(observed, node.module) if node.module else None
-    reason = reason or why_not_parameter(observed, node, weight_role(node)) or f"{node.op} is not understood"
+    computed = "weight" in node.arguments and why_not_parameter(observed, node, "weight")
+    reason = reason or computed or f"{node.op} is not understood"
     return f"{node.module or 'the model'} can't take it: {reason}"
 
 

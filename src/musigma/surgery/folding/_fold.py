@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from torch import nn
 
@@ -20,10 +20,14 @@ from musigma.surgery.folding._affine import (
     why_read_elsewhere,
 )
 from musigma.surgery.folding._backward import fold_backward
+from musigma.surgery.folding._centering import fold_centering
 from musigma.surgery.folding._forward import fold_forward
+from musigma.surgery.folding._own_affine import OwnAffine, fold_own_affine, own_affines
 from musigma.surgery.folding._place import Place, Plan
 
-KINDS: Final = ("backward", "forward")
+Found = TypeVar("Found", Affine, OwnAffine)
+
+KINDS: Final = ("backward", "forward", "affine", "centering")
 
 
 def fold(model: nn.Module, example: Any, *, kinds: Iterable[str] = KINDS) -> tuple[nn.Module, Certificate]:
@@ -36,7 +40,10 @@ def fold(model: nn.Module, example: Any, *, kinds: Iterable[str] = KINDS) -> tup
         model: any module; left as it is. One in training mode is folded as in eval mode; the copy keeps its
             `.training` flags.
         example: what the model is called with: a tensor, a tuple of arguments or a dict of keywords.
-        kinds: which folds to make: `"backward"` into the layers in front, `"forward"` into the layers behind.
+        kinds: which folds to make: `"backward"` into the layers in front; `"forward"` into the layers behind;
+            `"affine"`, weight and bias of a norm that stays (LayerNorm, RMSNorm, GroupNorm, and those written
+            out in a model's code) into the layers behind; `"centering"`, a LayerNorm's mean into whatever
+            writes its input, so that it becomes an RMSNorm.
 
     Returns:
         a copy with the same outputs in eval mode, and the certificate, which says for every place where it
@@ -86,8 +93,8 @@ def _culprits(model: nn.Module, example: Any, plan: Plan, failure: UnprovenError
             try:
                 _proven(model, example, replace(plan, places=[place]))
             except UnprovenError as error:
-                alone[place.path] = error.places.get(place.path, str(error))
-    return alone or {place.path: str(failure) for place in plan.places}
+                alone[place.key] = error.places.get(place.key, str(error))
+    return alone or {place.key: str(failure) for place in plan.places}
 
 
 def _checked(kinds: Iterable[str]) -> tuple[str, ...]:
@@ -103,18 +110,32 @@ def _plan(plan: Plan, wanted: tuple[str, ...]) -> None:
     if "backward" in wanted:
         for affine in found.values():
             _try(plan, affine, fold_backward)
+    behind: list[Affine | OwnAffine] = []
     if "forward" in wanted:
-        for path, affine in reversed(found.items()):
-            if path not in plan.done:
-                _try(plan, affine, fold_forward)
+        behind += [affine for path, affine in found.items() if path not in plan.done]
+    if "affine" in wanted:
+        behind += [own for own in own_affines(plan.observed) if _allowed(plan, own.path)]
+    # The last first: what one of them feeds may be another, which is out of the way by then.
+    for place in sorted(behind, key=lambda place: -int(place.exit)):
+        if isinstance(place, Affine):
+            _try(plan, place, fold_forward)
+        else:
+            _try(plan, place, fold_own_affine)
+    if "centering" in wanted:
+        fold_centering(plan)
+
+
+def _allowed(plan: Plan, path: str) -> bool:
+    if path in plan.excluded:
+        plan.refuse(path, plan.excluded[path])
+    return path not in plan.excluded
 
 
 def _affines(plan: Plan) -> dict[str, Affine]:
     found: dict[str, Affine] = {}
     norms = {node.module for node in running_norms(plan.observed)}
     for path in affine_paths(plan.observed):
-        if path in plan.excluded:
-            plan.refuse(path, plan.excluded[path])
+        if not _allowed(plan, path):
             continue
         try:
             reason = why_not_module(plan.observed, path)
@@ -130,12 +151,15 @@ def _affines(plan: Plan) -> dict[str, Affine]:
     return found
 
 
-def _try(plan: Plan, affine: Affine, how: Callable[[Plan, Affine], Place]) -> None:
+def _try(plan: Plan, found: Found, how: Callable[[Plan, Found], Place | None]) -> None:
     try:
-        plan.places.append(how(plan, affine))
-        plan.refused.pop(affine.path, None)
+        place = how(plan, found)
     except RefusalError as refusal:
-        plan.refuse(affine.path, str(refusal))
+        plan.refuse(found.path, str(refusal))
+        return
+    plan.refused.pop(found.path, None)
+    if place is not None:
+        plan.places.append(place)
 
 
 def _proven(model: nn.Module, example: Any, plan: Plan) -> tuple[nn.Module, Certificate]:

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from musigma.graph import Edge, Node
 from musigma.surgery._places import Observed, called, replace_module, why_branched, why_hooked
 from musigma.surgery.folding._affine import Affine, RefusalError
-from musigma.surgery.folding._layers import Edit, Layer, layer_of, scale_inputs, weight_role, why_not_layer
+from musigma.surgery.folding._layers import (
+    Edit,
+    Layer,
+    can_untie,
+    layers_reading,
+    scale_inputs,
+    untie,
+    why_not_layer,
+)
 from musigma.surgery.folding._moves import Moved, border_values, moves, per_channel, with_data
 from musigma.surgery.folding._padded import PADDED, ChannelPad, pad_conv
 from musigma.surgery.folding._place import Place, Plan, names, remove
@@ -30,7 +38,7 @@ def fold_forward(plan: Plan, affine: Affine) -> Place:
     removed = frozenset(node.index for node in affine.nodes)
     line = f"into {names(found.layers)}, which it feeds"
     between = frozenset([affine.path, *found.modules]) - {"", *found.layers}
-    return Place(affine.path, line, edits, tuple(found.layers), removed, between)
+    return Place(affine.path, line, edits, tuple(found.layers), removed, between, found.untied)
 
 
 def absorb(plan: Plan, value: Edge, scale: Tensor, shift: Tensor, paths: list[str]) -> Absorbed:
@@ -46,7 +54,7 @@ def absorb(plan: Plan, value: Edge, scale: Tensor, shift: Tensor, paths: list[st
     Raises:
         RefusalError: a reader of the value does not allow it.
     """
-    found = Absorbed(plan.observed, plan.removed)
+    found = Absorbed(plan.observed, plan.removed, plan.untied)
     found.follow(value, scale, shift)
     if not found.layers:
         raise RefusalError("nothing reads its output")
@@ -63,6 +71,7 @@ class Absorbed:
 
     observed: Observed
     removed: frozenset[int]
+    untied: frozenset[str]
     edits: list[Edit] = field(default_factory=list)
     layers: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
@@ -76,9 +85,10 @@ class Absorbed:
 
     def _read(self, node: Node, edge: Edge, scale: Tensor, shift: Tensor) -> None:
         self.modules.append(node.module)
-        layer = layer_of(self.observed, node)
-        if layer is not None and not layer.embeds and self._is_signal(node, edge):
-            self._end(layer, scale, shift)
+        layers = layers_reading(self.observed, node, edge)
+        if layers:
+            for layer in layers:
+                self._end(layer, scale, shift)
         elif node.writes:
             raise RefusalError(f"{called(node)} overwrites its output")
         elif node.index in self.removed:
@@ -96,18 +106,16 @@ class Absorbed:
         if bool((moved.scale != 1).any()) or bool((moved.shift != 0).any()):
             self.follow(moved.source, moved.scale, moved.shift)
 
-    def _is_signal(self, node: Node, edge: Edge) -> bool:
-        role = "mat1" if node.op == "addmm" else "input"
-        read = [s for s in node.inputs if isinstance(s, Edge) and s.key == edge.key]
-        return len(read) == 1 and edge in node.arguments.get(role, ()) and role != weight_role(node)
-
     def _end(self, layer: Layer, scale: Tensor, shift: Tensor) -> None:
         path = layer.node.module or "the model"
         try:
             axis = layer.axis(scale.ndim)
             s, t = per_channel(scale, axis), per_channel(shift, axis)
             shifts = bool((t != 0).any())
-            reason = why_not_layer(self.observed, layer, shifts=shifts)
+            if layer.node.module not in self.untied and can_untie(self.observed, layer):
+                self.edits.append(untie(layer))
+                self.untied |= {layer.node.module}
+            reason = why_not_layer(self.observed, layer, shifts=shifts, untied=self.untied)
             if reason is not None:
                 raise RefusalError(reason)
             if shifts and _pads_zeros(layer):

@@ -63,7 +63,7 @@ def with_data(observed: Observed, node: Node, edge: Edge, scale: Tensor, shift: 
     elif node.op in kinds.PADDINGS and node.options.get("mode", "constant") == "constant":
         yield _padded(observed, node, scale, shift)
     else:
-        slots = _slots(observed, node)
+        slots = sources_of(observed, node)
         ours = [isinstance(s, Edge) and s.key == edge.key for s in slots]
         scales, shifts = (
             _outputs(
@@ -89,7 +89,7 @@ def against_data(observed: Observed, node: Node, scale: Tensor, shift: Tensor) -
     elif node.op in _MIXERS:
         (source,) = node.inputs
         _check_mixing(node, scale, shift)
-        shape = _shape(observed, source)
+        shape = shape_of(observed, source)
         dims, keeps = _mixed_dims(node, len(shape))
         yield Moved(source, *(_before(v, dims, keeps, node).expand(shape) for v in (scale, shift)))
     elif node.op in kinds.PADDINGS:
@@ -99,8 +99,8 @@ def against_data(observed: Observed, node: Node, scale: Tensor, shift: Tensor) -
 
 
 def _gathered(observed: Observed, node: Node, scale: Tensor, shift: Tensor) -> Iterator[Moved]:
-    slots = _slots(observed, node)
-    shapes = [_shape(observed, source) for source in slots]
+    slots = sources_of(observed, node)
+    shapes = [shape_of(observed, source) for source in slots]
     sizes = [int(torch.Size(shape).numel()) for shape in shapes]
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     places = [
@@ -120,7 +120,7 @@ def _gathered(observed: Observed, node: Node, scale: Tensor, shift: Tensor) -> I
         yield Moved(source, *(flat[start : start + size].reshape(shape) for flat in pulled))
 
 
-def _slots(observed: Observed, node: Node) -> list[Source]:
+def sources_of(observed: Observed, node: Node) -> list[Source]:
     """The sources of the tensors that a kept call takes, in its order."""
     kept = observed.kept[node.index]
     if len(node.inputs) != kept.slots:
@@ -132,17 +132,22 @@ def _outputs(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
-def _shape(observed: Observed, source: Source) -> tuple[int, ...]:
+def shape_of(observed: Observed, source: Source) -> tuple[int, ...]:
+    """The shape of a value.
+
+    Raises:
+        RefusalError: it is the model's input, whose shape no op made.
+    """
     if isinstance(source, Edge):
         return tuple(int(s) for s in observed.graph.nodes[source].outputs[source.output].shape)
     value = observed.value(source)
     if value is None:
-        raise RefusalError("it starts at the model's input")
+        raise RefusalError(f"{source}, which no layer made, is part of its input")
     return tuple(value.shape)
 
 
 def _like(observed: Observed, source: Source, fill: float) -> Tensor:
-    return torch.full(_shape(observed, source), fill, dtype=torch.float64)
+    return torch.full(shape_of(observed, source), fill, dtype=torch.float64)
 
 
 def _mixed_dims(node: Node, ndim: int) -> tuple[tuple[int, ...], bool]:

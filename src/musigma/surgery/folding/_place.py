@@ -23,6 +23,8 @@ class Place:
         witnesses: the modules whose outputs have to stay what they were.
         removed: nodes that the model no longer runs; values pass there unchanged.
         between: the modules whose outputs become others, on the way to the witnesses.
+        untied: layers that get a weight of their own.
+        kind: set where a module may be a place twice.
     """
 
     path: str
@@ -31,6 +33,13 @@ class Place:
     witnesses: tuple[str, ...]
     removed: frozenset[int] = frozenset()
     between: frozenset[str] = frozenset()
+    untied: frozenset[str] = frozenset()
+    kind: str = ""
+
+    @property
+    def key(self) -> str:
+        """What tells the place from every other."""
+        return f"{self.path} ({self.kind})" if self.kind else self.path
 
     def __str__(self) -> str:
         return f"{self.path}: {self.line}"
@@ -83,9 +92,14 @@ class Plan:
         return frozenset().union(*(place.removed for place in self.places))
 
     @property
+    def untied(self) -> frozenset[str]:
+        """The layers that have a weight of their own by now."""
+        return frozenset().union(*(place.untied for place in self.places))
+
+    @property
     def done(self) -> set[str]:
-        """The paths of the places so far."""
-        return {place.path for place in self.places}
+        """The keys of the places so far."""
+        return {place.key for place in self.places}
 
     def witnesses(self) -> dict[str, tuple[str, ...]]:
         """By place the modules whose outputs stay what they were when all is done.
