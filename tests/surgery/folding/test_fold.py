@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.surgery.folding.nets import Net, settled
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import musigma as ms
 from musigma.surgery import fold
-from tests.surgery.folding.nets import Net, settled
 
 
 def assert_folded(model: nn.Module, x: Tensor, paths: list[str]) -> nn.Module:

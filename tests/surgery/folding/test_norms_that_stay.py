@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.surgery.folding.nets import Net, settled
 from torch import Tensor, nn
 
 import musigma as ms
 from musigma.surgery import fold
-from tests.surgery.folding.nets import Net, settled
 
 
 class Written(nn.Module):

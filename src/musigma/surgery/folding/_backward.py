@@ -68,10 +68,12 @@ class _Search:
         if layer is not None:
             self._end(layer, scale, shift)
             return
-        for onward, s, t in self._through(node, scale, shift):
+        for onward, s, t in self._through(source, node, scale, shift):
             self.follow(onward, node, s, t)
 
-    def _through(self, node: Node, scale: Tensor, shift: Tensor) -> Iterator[tuple[Source, Tensor, Tensor]]:
+    def _through(
+        self, edge: Edge, node: Node, scale: Tensor, shift: Tensor
+    ) -> Iterator[tuple[Source, Tensor, Tensor]]:
         graph = self.observed.graph
         if node.index in self.removed:
             yield next(s for s in node.inputs if graph.is_live(s)), scale, shift
@@ -80,7 +82,7 @@ class _Search:
             yield first, scale, shift
             yield second, scale, shift * 0
         elif moves(self.observed, node):
-            for moved in against_data(self.observed, node, scale, shift):
+            for moved in against_data(self.observed, edge, scale, shift):
                 if graph.is_live(moved.source) or not _still(moved.scale, moved.shift):
                     yield moved.source, moved.scale, moved.shift
         else:

@@ -77,12 +77,13 @@ def with_data(observed: Observed, node: Node, edge: Edge, scale: Tensor, shift: 
             yield Moved(Edge(node.index, position), *pair)
 
 
-def against_data(observed: Observed, node: Node, scale: Tensor, shift: Tensor) -> Iterator[Moved]:
-    """Which scales and shifts of a node's inputs give these of its output.
+def against_data(observed: Observed, edge: Edge, scale: Tensor, shift: Tensor) -> Iterator[Moved]:
+    """Which scales and shifts of a node's inputs give these of one of its outputs.
 
     Raises:
         RefusalError: none do.
     """
+    node = observed.graph.nodes[edge]
     if neutral(observed, node):
         live = [s for s in node.inputs if observed.graph.is_live(s)]
         yield Moved(live[0], scale, shift)
@@ -95,10 +96,10 @@ def against_data(observed: Observed, node: Node, scale: Tensor, shift: Tensor) -
     elif node.op in kinds.PADDINGS:
         raise RefusalError(f"{called(node)} comes between")
     else:
-        yield from _gathered(observed, node, scale, shift)
+        yield from _gathered(observed, node, edge.output, scale, shift)
 
 
-def _gathered(observed: Observed, node: Node, scale: Tensor, shift: Tensor) -> Iterator[Moved]:
+def _gathered(observed: Observed, node: Node, position: int, scale: Tensor, shift: Tensor) -> Iterator[Moved]:
     slots = sources_of(observed, node)
     shapes = [shape_of(observed, source) for source in slots]
     sizes = [int(torch.Size(shape).numel()) for shape in shapes]
@@ -107,8 +108,7 @@ def _gathered(observed: Observed, node: Node, scale: Tensor, shift: Tensor) -> I
         torch.arange(start, start + size, dtype=torch.float64).reshape(shape)
         for start, size, shape in zip(starts, sizes, shapes, strict=True)
     ]
-    (found,) = _outputs(observed.kept[node.index](*places))
-    where = found.flatten().long()
+    where = _outputs(observed.kept[node.index](*places))[position].flatten().long()
     pulled: list[Tensor] = []
     for value, rest in ((scale, 1.0), (shift, 0.0)):
         flat = torch.full((sum(sizes),), rest, dtype=torch.float64)
