@@ -18,6 +18,7 @@ BLOCKS = range(10)
 PER_BLOCK = 30
 
 
+@pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("make", [image_case, token_case], ids=["images", "tokens"])
 def test_never_wrong(make: Callable[[int], Case], block: int) -> None:
