@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,6 +73,26 @@ def test_what_passes_no_gradient_says_so() -> None:
     assert "no gradient passes sign" in point.note
     with pytest.raises(ValueError, match="must pass something on"):
         critical(lambda z: 0 * z)
+
+
+def test_what_is_infinitely_steep_says_so() -> None:
+    """√|z|'s slope has no mean square: no weights keep a gradient, though every signal is kept."""
+    point = critical(lambda z: z.abs().sqrt())
+    assert (point.chi, point.reachable, point.stable) == (math.inf, False, False)
+    assert "infinitely steep" in point.note
+    assert point.weight_var == pytest.approx(math.sqrt(math.pi / 2), rel=1e-9)
+
+
+@pytest.mark.parametrize("activation", [torch.log, lambda z: torch.exp(z * z)])
+def test_what_has_no_expectation_is_refused(activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(ValueError, match="must be finite with a finite square"):
+        critical(activation)
+
+
+def test_very_deep_nets_stay_nearer_to_linear() -> None:
+    stds = [critical("tanh", depth=d).std for d in (50, 1000, 10_000)]
+    assert stds == sorted(stds, reverse=True)
+    assert critical("gelu", depth=10_000).stable
 
 
 def test_shallow_nets_may_stay_nearer_to_one() -> None:

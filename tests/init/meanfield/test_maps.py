@@ -153,6 +153,11 @@ def test_however_an_activation_is_written_its_derivative_is_found(
     )
 
 
+def test_half_precision_inside_costs_its_own_rounding_only() -> None:
+    got = chi(lambda z: z.bfloat16().tanh(), var=0.7, weight_var=1.0)
+    assert got == pytest.approx(chi("tanh", var=0.7, weight_var=1.0), rel=1e-3)
+
+
 def test_a_backward_of_the_users_own_is_what_gradients_meet() -> None:
     class Straight(torch.autograd.Function):
         @staticmethod

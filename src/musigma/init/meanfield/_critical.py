@@ -212,7 +212,8 @@ def _note(curve: Curve, point: Critical, stable: bool, depth: int) -> str:
     if point.chi == 0.0:
         said.append(f"no gradient passes {curve.label}: its derivative is 0 almost everywhere")
     elif math.isinf(point.chi):
-        said.append(f"{curve.label} jumps, and autograd does not follow it: it has no χ")
+        what = "jumps, and autograd does not follow it" if curve.jumps else "is infinitely steep somewhere"
+        said.append(f"{curve.label} {what}: no weights keep a gradient's variance, its χ is infinite")
     elif not point.reachable:
         said.append(
             f"χ = 1 at std {point.std:.3g} would take a negative bias variance: the law keeps the signal, "

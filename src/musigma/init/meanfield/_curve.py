@@ -24,7 +24,10 @@ _PROBES = torch.linspace(-6.0, 6.0, 193, dtype=torch.float64, device="cpu")
 
 
 class Point(NamedTuple):
-    """Expectations over z ~ N(0, q): E[φ], E[φ²], its derivative in q, E[φ'²], its derivative in q."""
+    """Expectations over z ~ N(0, q): E[φ], E[φ²], its derivative in q, E[φ'²], its derivative in q.
+
+    E[φ'²] is inf where it does not exist.
+    """
 
     mean: float
     square: float
@@ -95,10 +98,19 @@ class Curve:
             value2, slope2 = value.square(), slope.square()
             return torch.stack([value, value2, value2 * stein, slope2, slope2 * stein])
 
-        found = Point(*expect(terms, 0.0, std, label, breaks=self.breaks).tolist())
+        # Where differences stand in for a derivative, those over a jump grow as the step shrinks.
         if not by_autograd and self.jumps:
-            return found._replace(slope_square=math.inf, slope_square_rate=math.nan)
-        return found
+            return self._without_slope(terms, std, label)
+        try:
+            return Point(*expect(terms, 0.0, std, label, breaks=self.breaks).tolist())
+        except ValueError:
+            # √|z|: φ has its expectations, φ'² none. If φ has none either this raises for good.
+            return self._without_slope(terms, std, label)
+
+    def _without_slope(self, terms: Function, std: float, label: str) -> Point:
+        found = expect(lambda z: terms(z)[:3], 0.0, std, label, breaks=self.breaks)
+        mean, square, square_rate = found.tolist()
+        return Point(mean, square, square_rate, math.inf, math.nan)
 
     def square(self, var: float) -> float:
         """E[φ²] alone, which exists also where the derivative's square has no expectation."""

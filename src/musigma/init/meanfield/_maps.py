@@ -96,7 +96,8 @@ def chi(activation: Activation, *, var: float, weight_var: float) -> float:
     gradients explode and inputs grow apart.
 
     φ' is what autograd multiplies by. At a jump that is not the slope of the correlation map, which is
-    infinite there; a callable that autograd cannot follow gives inf where it has a jump.
+    infinite there; a callable that autograd cannot follow gives inf where it has a jump, and √|z| and the
+    like, whose E[φ'²] does not exist, give inf too.
 
     Args:
         activation: φ: a name, (name, keywords), a callable or an activation module.
