@@ -334,3 +334,62 @@ def test_nothing_of_the_model_changes() -> None:
         p.grad is g for p, g in zip(model.parameters(), grads, strict=True)
     )
     assert model.training
+
+
+def test_left_on_the_meta_device() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2, device="meta"))
+    assert codes(ms.init.audit(model)) == {"unwritten": ["1.weight", "1.bias"]}
+
+
+def test_one_seed_for_layers_of_two_sizes() -> None:
+    layers = []
+    for width in (16, 24):
+        torch.manual_seed(5)
+        layers.append(nn.Linear(width, 16))
+    (finding,) = ms.init.audit(nn.ModuleList(layers))
+    assert (finding.tensor, finding.code, finding.evidence["exact"]) == ("1.weight", "identical-clone", False)
+    assert "one seed" in finding.problem
+
+
+def test_weights_with_a_mean() -> None:
+    model, x = mlp(1, 32), torch.randn(8, 32)
+    nn.init.uniform_(model[0].weight)
+    for audit in (ms.init.audit(model), ms.init.audit(model, x)):
+        assert codes(audit) == {"off-center": ["0.weight"]}
+    normed = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 4))
+    nn.init.uniform_(normed[0].weight)
+    assert not ms.init.audit(normed, x)
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.Sigmoid])
+def test_saturated_units(activation: type[nn.Module]) -> None:
+    model, x = mlp(2, 64, activation), torch.randn(8, 64)
+    assert not ms.init.audit(model, x)
+    nn.init.normal_(model[0].weight)
+    assert codes(ms.init.audit(model, x)) == {"saturated": ["0.weight"]}
+
+
+def test_parts_of_a_weight_norm_are_no_weights() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)), nn.ReLU())
+    nn.init.ones_(model[0].parametrizations.weight.original0)
+    assert not ms.init.audit(model, torch.randn(4, 16))
+    with torch.no_grad():
+        model[0].parametrizations.weight.original1[0, 0] = math.inf
+    assert codes(ms.init.audit(model)) == {"unwritten": ["0.parametrizations.weight.original1"]}
+
+
+def test_scripted_quantized_and_eight_bit_models() -> None:
+    plain = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    eight = nn.Linear(8, 2)
+    eight.weight = nn.Parameter(eight.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    assert not ms.init.audit(eight)
+    assert ms.init.audit(eight)["weight"].verdict.startswith("not read")
+    compiled = torch.compile(plain, backend="eager")
+    assert [line.name for line in ms.init.audit(compiled, torch.randn(2, 8)).tensors] == [
+        line.name for line in ms.init.audit(plain).tensors
+    ]
+
+
+def test_sigmoids_make_inputs_alike() -> None:
+    model, x = draw(mlp(12, 64, nn.Sigmoid), nn.init.xavier_normal_), torch.randn(32, 64)
+    assert "samples-collapse" in codes(ms.init.audit(model, x))

@@ -81,6 +81,7 @@ def audit(
         unwrap(model), facts, laws, z, graph, signal, trained, notes, entries, expected, plan is not None
     )
     findings = [finding for check in CHECKS.values() for finding in check(scene)]
+    findings += [_hollow(name) for name, why in unread.items() if "meta" in why]
     given = {} if plan is None else entries
     lines = [_line(f, laws[f.name], expected.get(f.name), z, given.get(f.name)) for f in facts]
     lines += [TensorAudit(name, (), None, None, verdict=f"not read: {why}") for name, why in unread.items()]
@@ -102,8 +103,17 @@ def _is_trained(facts: Sequence[Facts], laws: Mapping[str, Identified]) -> bool:
     return most or 2 * sum(moved) > len(moved) > 0
 
 
+def _hollow(name: str) -> Finding:
+    return Finding(
+        name,
+        "unwritten: it is on the meta device and holds no numbers.",
+        {"meta": True},
+        "musigma.init.materialize(model, device) gives it memory and values",
+    )
+
+
 def _notes(unread: Mapping[str, str], trained: bool) -> list[str]:
-    notes = [f"{name} was not read: {why}" for name, why in unread.items() if "meta" in why or "lazy" in why]
+    notes = [f"{name} was not read: {why}" for name, why in unread.items() if "lazy" in why]
     if trained:
         notes.append("most weights fit no law: the model has been trained, and laws were not judged")
     return notes

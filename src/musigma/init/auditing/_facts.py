@@ -97,14 +97,6 @@ class Facts:
         """Whether an optimizer may change it."""
         return self.slot.parameter.requires_grad
 
-    @property
-    def parametrized(self) -> bool:
-        """Whether a layer computes its weight from it."""
-        return any("parametrizations." in name for name in self.names) or self.leaf in (
-            "weight_g",
-            "weight_v",
-        )
-
     @cached_property
     def sample(self) -> Tensor:
         """Up to SAMPLE entries in ascending order, float64, always the same ones."""
@@ -188,6 +180,8 @@ def _obstacle(tensor: Tensor) -> str:
         return "has no shape yet (lazy): run one batch first"
     if tensor.is_quantized or not tensor.dtype.is_floating_point:
         return f"not a real floating-point tensor ({tensor.dtype})"
+    if tensor.dtype.itemsize == 1:
+        return f"{tensor.dtype} is a storage format: not read"
     if tensor.is_meta:
         return "on the meta device: it holds no numbers"
     if tensor.layout is not torch.strided:
@@ -226,6 +220,10 @@ def _without_padding(slot: Slot, values: Tensor) -> Tensor:
 
 def _kind(slot: Slot, values: Tensor) -> str:
     owners = [owner for owner, _ in slot.owners.values()]
+    if any("parametrizations." in name for name in slot.owners) or slot.name.endswith(
+        ("weight_g", "weight_v")
+    ):
+        return "other"  # what a parametrization makes of it is the weight
     if any("norm" in type(owner).__name__.lower() for owner in owners):
         return "norm"
     if all(isinstance(owner, nn.Embedding | nn.EmbeddingBag) for owner in owners):
@@ -254,8 +252,9 @@ def _fans(slot: Slot) -> Fans | None:
 def _owner_fans(owner: nn.Module, leaf: str, values: Tensor) -> Fans | None:
     if values.dim() > 1:
         return layer_fans(owner, leaf, values)
-    beside = owner._parameters.get(leaf.replace("bias", "weight"))
-    if beside is None or beside.dim() < 2 or isinstance(beside, UninitializedParameter):
+    # (a scripted module's table of parameters is no dict)
+    beside = getattr(owner, leaf.replace("bias", "weight"), None)
+    if not isinstance(beside, Tensor) or beside.dim() < 2 or isinstance(beside, UninitializedParameter):
         return None
     return layer_fans(owner, leaf.replace("bias", "weight"), beside)
 

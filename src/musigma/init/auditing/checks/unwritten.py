@@ -100,7 +100,7 @@ def _garbage_buffer(owner: nn.Module, leaf: str, values: Tensor) -> tuple[str, d
 
 def _must_not_be_zero(facts: Facts) -> bool:
     if facts.kind in ("weight", "embedding"):
-        return not facts.parametrized
+        return True
     # Some write their norm's weight as 1 + w: only those whose formula is known count.
     home = type(facts.owner).__module__.partition(".")[0]
     return facts.kind == "norm" and facts.leaf == "weight" and home in ("torch", "musigma")
