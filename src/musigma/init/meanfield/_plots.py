@@ -55,8 +55,10 @@ def plot_variance_map(
     q = torch.linspace(0.0, top, _POINTS, dtype=torch.float64, device="cpu").tolist()
     after = [next_variance(curve, v, weight_var, bias_var) for v in q]
     figure = _figure(f"Variance map of {curve.label}", "q", "q′")
-    figure.add_scatter(x=q, y=after, name="q′")
-    figure.add_scatter(x=[0, top], y=[0, top], name="q′ = q", line={"dash": "dot", "color": "grey"})
+    figure.add_scatter(x=q, y=after, mode="lines", name="q′")
+    figure.add_scatter(
+        x=[0, top], y=[0, top], mode="lines", name="q′ = q", line={"dash": "dot", "color": "grey"}
+    )
     if 0 < fixed <= top:
         figure.add_scatter(x=[fixed], y=[fixed], mode="markers", name=f"q* = {fixed:.3g}")
     return figure
@@ -95,8 +97,10 @@ def plot_correlation_map(
     c = torch.cos(angle).tolist()
     after = [correlation_map(activation, v, var=var, weight_var=weight_var, bias_var=bias_var) for v in c]
     figure = _figure(f"Correlation map of {curve_of(activation).label} at q = {var:g}", "c", "c′")
-    figure.add_scatter(x=c, y=after, name="c′")
-    figure.add_scatter(x=[-1, 1], y=[-1, 1], name="c′ = c", line={"dash": "dot", "color": "grey"})
+    figure.add_scatter(x=c, y=after, mode="lines", name="c′")
+    figure.add_scatter(
+        x=[-1, 1], y=[-1, 1], mode="lines", name="c′ = c", line={"dash": "dot", "color": "grey"}
+    )
     return figure
 
 
@@ -134,13 +138,14 @@ def plot_critical(activation: Activation, *, depth: int = 50) -> "go.Figure":
         weight_var = 1 / point.slope_square if point.slope_square else math.nan
         slopes.append(weight_var * point.square_rate)
         shares.append(1 - weight_var * point.square / std**2)
-    figure = _figure(f"Critical points of {curve.label}", "std of the pre-activation", "")
-    figure.add_scatter(x=stds, y=slopes, name="slope dq′/dq")
-    figure.add_scatter(x=stds, y=shares, name="bias share σb²/q")
+    chosen = critical(activation, depth=depth)
+    title = f"Points of {curve.label} where χ = 1; critical over {depth} layers: std {chosen.std:.3g}"
+    figure = _figure(title, "std of the pre-activation", "")
+    figure.add_scatter(x=stds, y=slopes, mode="lines", name="slope dq′/dq")
+    figure.add_scatter(x=stds, y=shares, mode="lines", name="bias share σb²/q")
     figure.add_hline(y=1, line={"dash": "dot", "color": "grey"})
     figure.add_hline(y=0, line={"dash": "dot", "color": "grey"})
-    chosen = critical(activation, depth=depth)
-    figure.add_vline(x=chosen.std, annotation_text=f"critical: std {chosen.std:.3g}")
+    figure.add_vline(x=chosen.std)
     figure.update_xaxes(type="log")
     figure.update_yaxes(range=[-1, 2])
     return figure
@@ -191,11 +196,20 @@ def plot_width_interval(
         for layer in layers
     ]
     figure = _figure(f"{curve_of(activation).label} at width {width}", "layer", "std of the pre-activation")
-    figure.add_scatter(x=layers, y=[n.std[1] for n in near], name="upper", line={"color": "steelblue"})
     figure.add_scatter(
-        x=layers, y=[n.std[0] for n in near], name="lower", fill="tonexty", line={"color": "steelblue"}
+        x=layers, y=[n.std[1] for n in near], name="upper", mode="lines", line={"color": "steelblue"}
     )
-    figure.add_scatter(x=layers, y=[n.target for n in near], name="target", line={"color": "black"})
+    figure.add_scatter(
+        x=layers,
+        y=[n.std[0] for n in near],
+        name="lower",
+        mode="lines",
+        fill="tonexty",
+        line={"color": "steelblue"},
+    )
+    figure.add_scatter(
+        x=layers, y=[n.target for n in near], mode="lines", name="target", line={"color": "black"}
+    )
     figure.update_yaxes(type="log")
     return figure
 

@@ -110,8 +110,7 @@ def settle(
         scale = size + fine.abs().sum(-1)
         open_ = (gap > panel_tolerance * scale[:, None]).any(0)
         count = int(open_.sum())
-        noise = is_noise(gap[:, open_], before)
-        if noise or count > _MOST_PANELS:
+        if (noise := is_noise(gap[:, open_], before)) or count > _MOST_PANELS:
             break
         total, error = total + fine[:, ~open_].sum(-1), error + gap[:, ~open_].sum(-1)
         size = size + fine[:, ~open_].abs().sum(-1)
