@@ -240,12 +240,11 @@ def _padded(observed: Observed, node: Node, scale: Tensor, shift: Tensor) -> Mov
 
 def _padded_by_module(observed: Observed, node: Node, constant: float, scale: Tensor, shift: Tensor) -> Moved:
     module = observed.model.get_submodule(node.module)
+    if type(module) not in _CONSTANT_PADS:
+        raise RefusalError(f"{called(node)} pads with {constant:g}, which the shift does not reach")
     reason = why_not_module(observed, node.module)
-    if type(module) not in _CONSTANT_PADS or reason is not None:
-        raise RefusalError(
-            f"{called(node)} pads with {constant:g}, which the shift does not reach"
-            + (f" ({reason})" if reason else "")
-        )
+    if reason is not None:
+        raise RefusalError(f"{called(node)} would have to pad with other values: {reason}")
     spatial = len(module.padding) // 2  # type: ignore[arg-type]
     axis = scale.ndim - spatial - 1
     s, t = per_channel(scale, axis), per_channel(shift, axis)
