@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from musigma.init import apply, orthogonal_, truncated_normal_
+from musigma.init import apply, initialize, orthogonal_, truncated_normal_
 from ranks import run
 
 RULES: dict[str, Any] = {
@@ -105,3 +105,47 @@ def test_shards_of_one_shape_are_not_taken_for_one_tensor(ranks: list[dict[str, 
         first, second, third = (seen["alike"][f"{i}.weight"] for i in range(3))
         assert not torch.equal(first, second)
         assert torch.equal(second, third)
+
+
+def examples() -> Tensor:
+    return torch.randn(16, 7, generator=torch.Generator().manual_seed(0))
+
+
+def whole() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 13), nn.BatchNorm1d(13), nn.ReLU(), nn.Linear(13, 3))
+    )
+
+
+def planned(rank: int) -> dict[str, dict[str, Tensor]]:
+    found = {}
+    for scheme in ("auto", "fixup", "lsuv"):
+        model = whole() if scheme != "fixup" else nn.Sequential(Branch(), nn.Linear(7, 3))
+        for child in (model[0], model[2] if scheme != "fixup" else model[1]):
+            fully_shard(child, mesh=init_device_mesh("cpu", (4,)))
+        fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+        initialize(model, examples(), scheme=scheme, seed=4, verify=scheme == "auto")
+        found[scheme] = {n: p.detach().full_tensor() for n, p in model.named_parameters()}
+        model(examples()).sum().backward()  # FSDP's books are in order
+    return found
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(7, 7), nn.Linear(7, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(torch.relu(self.a(x)))
+
+
+@pytest.mark.slow
+def test_a_sharded_model_is_planned_as_a_whole_one(tmp_path: Path) -> None:
+    """FSDP2 puts gathered parameters in place of shards while it runs; the recording follows them."""
+    alone = {s: whole() for s in ("auto", "lsuv")} | {"fixup": nn.Sequential(Branch(), nn.Linear(7, 3))}
+    for scheme, model in alone.items():
+        initialize(model, examples(), scheme=scheme, seed=4, verify=False)
+    for seen in run(planned, 4, tmp_path):
+        for scheme, model in alone.items():
+            for name, value in model.named_parameters():
+                assert torch.equal(seen[scheme][name], value), (scheme, name)

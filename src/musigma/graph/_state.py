@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from musigma.graph._sharded import reshard, unshard
+
 _ACCELERATORS = ("cuda", "xpu", "mps")
 
 
@@ -40,6 +42,7 @@ class Untouched:
         _refuse_lazy(model)
 
     def __enter__(self) -> Untouched:
+        reshard(self._model)
         with ExitStack() as undo:
             undo.callback(_restore_generators, _generators())
             for module in self._model.modules():
@@ -47,6 +50,8 @@ class Untouched:
                     undo.callback(_restore_attributes, module, *_attributes(module))
             _put_buffers_away(self._model, undo)
             _put_gradients_away(self._model, undo)
+            undo.callback(reshard, self._model)
+            unshard(self._model)
             self._undo = undo.pop_all()
         return self
 

@@ -74,7 +74,7 @@ class Lsuv:
         Args:
             plan: what was drawn.
             model: the model, whose weights are changed.
-            example: what to run it on.
+            example: what to run it on; of a sharded model the same on every rank.
 
         Returns:
             The plan with the laws that the scaled weights follow.
@@ -84,6 +84,7 @@ class Lsuv:
             sweep.begin()
             with torch.no_grad():
                 record(model, example, listen=sweep.listen)
+            sweep.keep()
             if not sweep.scaled:
                 break
         entries = {}
@@ -108,13 +109,21 @@ class _Sweep:
     scaled: dict[str, float] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     off: dict[str, str] = field(default_factory=dict)
+    live: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._graph = graph_of(self.plan)
         self._written = {n: e.tensor for e in self.plan.entries for n in (e.tensor, *e.tied)}
 
     def begin(self) -> None:
-        self.scaled, self.seen, self.off = {}, set(), {}
+        self.scaled, self.seen, self.off, self.live = {}, set(), {}, {}
+
+    def keep(self) -> None:
+        """Scale the shards of what ran gathered from them, and is gone."""
+        for name, factor in self.scaled.items():
+            parameter = self.model.get_parameter(name)
+            if parameter is not self.live[name]:
+                parameter.detach().mul_(factor)
 
     def listen(self, node: Node, args: Any, kwargs: Any, outputs: tuple[Tensor, ...]) -> None:
         name = self._weight(node)
@@ -134,7 +143,8 @@ class _Sweep:
             self.off[name] = f"gives variance {var:.3g} on the example, which no factor mends"
             return
         factor = math.sqrt(wanted / var)
-        self.model.get_parameter(name).detach().mul_(factor)
+        self.live[name] = self.model.get_parameter(name)
+        self.live[name].detach().mul_(factor)
         # What runs next sees the output of the scaled weight: biases are 0, so it is as much larger.
         output.mul_(factor)
         self.factors[name] = self.factors.get(name, 1.0) * factor
