@@ -15,34 +15,36 @@ _TOLERANCE = math.log(1.1)
 _MIXING = kinds.WEIGHT_OPS - kinds.EMBEDDINGS - kinds.RECURRENT - kinds.ATTENTIONS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chain:
-    """Weight layers from the last place where the scale began anew, in execution order.
+    """Weight layers from the last place where the scale began anew, as a list that is linked backward.
 
     Attributes:
-        layers: the nodes, at least one.
-        received: what each received.
-        produced: what the last one put out.
+        node: the last layer.
+        parent: the chain without it; None if the scale begins here.
+        received: what it received.
+        produced: what it put out.
+        depth: how many layers the signal has crossed when this one receives it.
+        first: what the first layer received.
+        chance: variance that finite widths give the logarithm of the second moment received: a Gaussian ReLU
+            layer of n units multiplies ‖x‖² by a factor whose logarithm has the variance 5/n (Hanin & Rolnick
+            2018); other activations vary less.
+        constant: whether a layer before this one has a constant weight.
     """
 
-    layers: tuple[Node, ...]
-    received: tuple[Spread, ...]
+    node: Node
+    parent: "Chain | None"
+    received: Spread
     produced: Spread
+    depth: int = 0
+    first: Spread | None = None
+    chance: float = 0.0
+    constant: bool = False
 
     @property
-    def depth(self) -> int:
-        """How many layers the signal has crossed when the last one receives it."""
-        return len(self.layers) - 1
-
-    def chance(self, crossed: int) -> float:
-        """The standard deviation that finite widths give the logarithm of the second moment.
-
-        A Gaussian ReLU layer of n units multiplies ‖x‖² by a factor whose logarithm has the variance 5/n
-        (Hanin & Rolnick 2018); other activations vary less.
-        """
-        return math.sqrt(
-            sum(5 / max(spread.units, 1) for spread in (*self.received, self.produced)[1 : crossed + 1])
-        )
+    def start(self) -> Spread:
+        """What the first layer received."""
+        return self.first or self.received
 
 
 def chains(scene: Scene, resets: Callable[[Node], bool]) -> Iterator[Chain]:
@@ -63,15 +65,31 @@ def chains(scene: Scene, resets: Callable[[Node], bool]) -> Iterator[Chain]:
     assert signal is not None
     # Written-out norms count as much as called ones.
     normed = {norm.node.index for norm in graph.norms() if norm.node.op not in kinds.NORMS}
-    paths: dict[int, tuple[int, ...]] = {}
+    reaching: dict[int, Chain] = {}
     for node in graph.nodes:
-        path = max((paths.get(int(s), ()) for s in node.inputs if isinstance(s, Edge)), key=len, default=())
-        if node.op in _MIXING and graph.weights(node) and node.index in signal.received:
-            path = (*path, node.index)
-            if node.index in signal.outputs:
-                layers = tuple(graph.nodes[i] for i in path)
-                yield Chain(layers, tuple(signal.received[i] for i in path), signal.outputs[node.index])
-        paths[node.index] = () if resets(node) or node.index in normed else path
+        behind = [reaching[int(s)] for s in node.inputs if isinstance(s, Edge) and int(s) in reaching]
+        chain = max(behind, key=lambda c: c.depth, default=None)
+        measured = node.index in signal.received and node.index in signal.outputs
+        if node.op in _MIXING and measured and graph.weights(node):
+            chain = _longer(scene, chain, node, signal.received[node.index], signal.outputs[node.index])
+            yield chain
+        if chain is not None and not resets(node) and node.index not in normed:
+            reaching[node.index] = chain
+
+
+def _longer(scene: Scene, chain: Chain | None, node: Node, received: Spread, produced: Spread) -> Chain:
+    if chain is None:
+        return Chain(node, None, received, produced)
+    return Chain(
+        node,
+        chain,
+        received,
+        produced,
+        chain.depth + 1,
+        chain.start,
+        chain.chance + 5 / max(received.units, 1),
+        chain.constant or any(facts.std == 0 for facts in scene.weights(chain.node)),
+    )
 
 
 def normalizes(node: Node) -> bool:
@@ -103,67 +121,48 @@ def blame(
         sign: −1 where the signal vanishes, 1 where it explodes.
 
     Yields:
-        (chain, its number, culprit). The longest chain comes first: what it explains needs no second word.
-        Where no weight is off by itself, the last one of the shortest chain stands for all.
+        (chain, its number, culprit): a weight, its E[z²]/E[x²], and the factor that musigma's plan or else
+        the activation behind it wants. The longest chain comes first: what it explains needs no second word.
+        Where no weight is off by itself, the last one of the shortest chain stands for all. Chains with a
+        constant weight are left out: that is a finding by itself, and no wonder.
 
     References:
         None.
     """
+    seen: set[int] = set()
     said: set[str] = set()
-    innocent: list[tuple[Chain, float, Culprit]] = []
-    for chain, number in sorted(found, key=lambda pair: -len(pair[0].layers)):
+    innocent: tuple[Chain, float, Culprit] | None = None
+    for chain, number in sorted(found, key=lambda pair: -pair[0].depth):
         # What a layer receives is not its own doing; what the last one puts out is.
-        suspects, guilty = culprits(scene, chain.layers[:-1] if sign < 0 else chain.layers, sign)
-        if not guilty:
-            innocent += [(chain, number, suspect) for suspect in suspects]
+        link = chain.parent if sign < 0 else chain
+        constant = chain.constant or (sign > 0 and any(f.std == 0 for f in scene.weights(chain.node)))
+        if constant or link is None:
             continue
-        for suspect in suspects:
-            if suspect[0].name not in said:
-                said.add(suspect[0].name)
-                yield chain, number, suspect
-    if not said:
-        yield from innocent[-1:]
+        suspects = [suspect for suspect, _ in _judged(scene, link, sign)]
+        innocent = (chain, number, suspects[-1]) if suspects else innocent
+        while link is not None and link.node.index not in seen:
+            seen.add(link.node.index)
+            for suspect, guilty in _judged(scene, link, sign):
+                if guilty and suspect[0].name not in said:
+                    said.add(suspect[0].name)
+                    yield chain, number, suspect
+            link = link.parent
+    if not said and innocent is not None:
+        yield innocent
 
 
-def culprits(scene: Scene, layers: Sequence[Node], sign: int) -> tuple[list[Culprit], bool]:
-    """The weights whose own gain is off in the direction of a drift.
-
-    Args:
-        scene: a model that was recorded.
-        layers: the chain's layers.
-        sign: −1 where the signal vanishes, 1 where it explodes.
-
-    Returns:
-        (weight, its E[z²]/E[x²], the factor that musigma's plan or else the activation behind it wants), each
-        weight once, none where one is constant; and whether they are to blame: where none is off by itself,
-        the last one stands for all.
-
-    References:
-        None.
-    """
-    found: dict[str, tuple[Facts, float, float, bool]] = {}
-    signal = scene.signal
-    assert signal is not None
-    if any(facts.std == 0 for node in layers for facts in scene.weights(node)):
-        return [], True  # a constant weight is a finding by itself, and no wonder
-    for node in layers:
-        made, got = signal.outputs.get(node.index), signal.received.get(node.index)
-        for facts in scene.weights(node):
-            if made is None or got is None or facts.name in found:
-                continue
-            factor = _factor(facts, made.square / got.square if got.square > 0 else 0.0)
-            law = scene.expected.get(facts.name)
-            if law is not None and law.std > 0:
-                wanted = factor * law.var / facts.std**2
-                off = not scene.as_planned(facts) and sign * (facts.std - law.std) > 0
-            else:
-                wanted = _wanted(scene, facts)
-                off = sign * math.log(factor / wanted) > _TOLERANCE if factor > 0 else sign < 0
-            found[facts.name] = (facts, factor, wanted, off)
-    guilty = [entry for entry in found.values() if entry[3]]
-    return [
-        (facts, factor, wanted) for facts, factor, wanted, _ in guilty or list(found.values())[-1:]
-    ], bool(guilty)
+def _judged(scene: Scene, chain: Chain, sign: int) -> Iterator[tuple[Culprit, bool]]:
+    """The weights of a chain's last layer, and whether each is off in the direction of the drift."""
+    measured = chain.produced.square / chain.received.square if chain.received.square > 0 else 0.0
+    for facts in scene.weights(chain.node):
+        factor, law = _factor(facts, measured), scene.expected.get(facts.name)
+        if law is not None and law.std > 0 and facts.std > 0:
+            wanted = factor * law.var / facts.std**2
+            off = not scene.as_planned(facts) and sign * (facts.std - law.std) > 0
+        else:
+            wanted = _wanted(scene, facts)
+            off = sign * math.log(factor / wanted) > _TOLERANCE if factor > 0 else sign < 0
+        yield (facts, factor, wanted), off
 
 
 def _factor(facts: Facts, measured: float) -> float:

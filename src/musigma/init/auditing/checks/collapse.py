@@ -25,13 +25,9 @@ def check_collapse(scene: Scene) -> Iterator[Finding]:
     """One finding for every weight whose gain is to blame."""
     if scene.trained or scene.signal is None or (scene.signal.batch or 0) < 2:
         return
-    collapsed = [
-        (chain, critical)
-        for chain in chains(scene, _restores)
-        if (critical := _collapsed(scene, chain)) is not None
-    ]
+    collapsed = list(_collapsed(scene))
     for chain, critical, (facts, factor, wanted) in blame(scene, collapsed, -1):
-        last = chain.received[-1]
+        last = chain.received
         share = math.sqrt(last.share or 0.0)
         yield Finding(
             facts.name,
@@ -69,19 +65,22 @@ def _restores(node: Node) -> bool:
     return node.op in kinds.BATCH_NORMS | kinds.EMBEDDINGS
 
 
-def _collapsed(scene: Scene, chain: Chain) -> float | None:
-    """The share that a critical net would have kept at the chain's last layer; None if all is in order."""
+def _collapsed(scene: Scene) -> Iterator[tuple[Chain, float]]:
+    """Chains whose last layer receives next to nothing that differs, and what a critical net keeps there."""
     assert scene.signal is not None
-    batch = scene.signal.batch or 0
-    start, share = chain.received[0].share, chain.received[-1].share
-    if chain.depth < 1 or start is None or share is None or not start > 0:
-        return None
-    whole = (batch - 1) / batch
-    cosine = 1 - min(start / whole, 1.0)
-    for _ in range(chain.depth):
-        cosine = _relu_cosine(cosine)
-    critical = (1 - cosine) * whole
-    return critical if share < _ALIKE and share < _BELOW_CRITICAL * critical else None
+    whole = 1 - 1 / (scene.signal.batch or 1)
+    cosines: dict[int, float] = {}
+    for chain in chains(scene, _restores):
+        start, share = chain.start.share, chain.received.share
+        if start is None or not start > 0:
+            continue
+        if chain.parent is None or chain.parent.node.index not in cosines:
+            cosines[chain.node.index] = 1 - min(start / whole, 1.0)
+            continue
+        cosine = cosines[chain.node.index] = _relu_cosine(cosines[chain.parent.node.index])
+        critical = (1 - cosine) * whole
+        if share is not None and share < _ALIKE and share < _BELOW_CRITICAL * critical:
+            yield chain, critical
 
 
 def _relu_cosine(c: float) -> float:

@@ -50,16 +50,16 @@ def _check(scene: Scene, code: str, sign: int) -> Iterator[Finding]:
 
 def _drift(chain: Chain, sign: int) -> float | None:
     """ln of the factor by which E[x²] has changed where the chain ends; None where that is in order."""
-    first = chain.received[0].square
+    first = chain.start.square
     crossed = chain.depth if sign < 0 else chain.depth + 1
-    last = chain.received[-1].square if sign < 0 else chain.produced.square
+    last = (chain.received if sign < 0 else chain.produced).square
     if crossed < 2 or not 0 < first < math.inf or not last >= 0:
         return None
     if last == 0 or math.isinf(last):
         return sign * math.inf if (last == 0) == (sign < 0) else None
     total = math.log(last / first)
     from_one = math.log(last / (min(first, 1.0) if sign < 0 else max(first, 1.0)))
-    spread = chain.chance(crossed)
+    spread = math.sqrt(chain.chance + (0 if sign < 0 else 5 / max(chain.produced.units, 1)))
     # A log-normal factor of mean 1 has a logarithm of mean −½·spread².
     significant = abs(total + spread**2 / 2) > _SIGMAS * spread
     large = sign * from_one > (_VANISHED if sign < 0 else _EXPLODED)
@@ -69,7 +69,7 @@ def _drift(chain: Chain, sign: int) -> float | None:
 def _words(chain: Chain, total: float, factor: float, wanted: float) -> str:
     return (
         f"E[z²]/E[x²] is {factor:.3g} here where what follows wants {wanted:.3g}; over "
-        f"{len(chain.layers)} layers the mean square changes by a factor {_exp(total):.3g}"
+        f"{chain.depth + 1} layers the mean square changes by a factor {_exp(total):.3g}"
     )
 
 
@@ -84,7 +84,7 @@ def _evidence(
         "var_times_fan_in": None if fans is None else std**2 * fans[0],
         "factor": factor,
         "wanted": wanted,
-        "layers": len(chain.layers),
+        "layers": chain.depth + 1,
         "total": _exp(total),
     }
 
