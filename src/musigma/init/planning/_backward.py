@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from musigma.graph import Edge, Node, Source
-from musigma.init.planning._walk import Walk
+from musigma.init.planning._walk import Walk, eps_of
 
 Back = Callable[["Backward", Node, Tensor], Iterable[tuple[Source, Tensor]]]
 BACK: Final[dict[str, Back]] = {}
@@ -96,7 +96,7 @@ class Backward:
             if signal is None:
                 return ()
             size = signal.second - (signal.mean**2 if norm.centered else 0.0)
-            return [(norm.source, gradient / math.sqrt(max(size, 1e-30)))]
+            return [(norm.source, gradient / math.sqrt(max(size + eps_of(norm.nodes), 1e-30)))]
         rule = BACK.get(node.op)
         if rule is None:
             self.lost[node.index] = f"what {node.op} does to a gradient is not known"

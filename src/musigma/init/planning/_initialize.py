@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from musigma.graph import Graph, Input, kinds, named_inputs, record, unwrap
-from musigma.init._names import clean, slots
+from musigma.init._apply import skipped_by
+from musigma.init._names import Slot, clean, slots
 from musigma.init.planning import families
 from musigma.init.planning._backward import Backward
 from musigma.init.planning._book import Book
@@ -126,7 +126,7 @@ def _planned(model: nn.Module, example: Any, scheme: Any, seed: int, skip: Itera
     model = unwrap(model)
     facts, graph = _recorded(model, example)
     found = slots(model)
-    book = Book(graph, found, _kept(model, skip))
+    book = Book(graph, found, _kept(found, model, skip))
     chooser = Chooser(book, Purposes(graph))
     walk = _walk(graph, chooser, facts)
     if walk.unknown and not _is_hollow(model):
@@ -208,14 +208,9 @@ def _to_meta(value: Any) -> Any:
     return value
 
 
-def _kept(model: nn.Module, skip: Iterable[str]) -> dict[str, str]:
+def _kept(found: list[Slot], model: nn.Module, skip: Iterable[str]) -> dict[str, str]:
     patterns = [clean(name, model) for name in ([skip] if isinstance(skip, str) else skip)]
-    return {
-        name: "in skip"
-        for slot in slots(model)
-        for name in slot.owners
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    return skipped_by(patterns, found, model)
 
 
 def _walk(graph: Graph, chooser: Chooser, facts: Facts) -> Walk:

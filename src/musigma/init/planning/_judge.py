@@ -14,6 +14,8 @@ from musigma.init.planning._verification import Check
 SIGMAS: Final = 4.0
 # What the draws of the theory itself leave open: 1/√2048 of a second moment, and of a correlation.
 _OWN: Final = 0.025
+# Backward, places and queries count as independent: in the models of the tests that is right to a quarter.
+_BACKWARD: Final = 0.25
 
 
 def judged(
@@ -41,7 +43,8 @@ def _check(layer: Layer, seen: Seen, gradient: float, expected_gradient: float) 
     std, expected = math.sqrt(max(seen.second, 0.0)), layer.rms
     low, high = interval(expected, layer.spread)
     # A gradient's energy is a variance: twice the spread of a standard deviation.
-    gradient_low, gradient_high = interval(expected_gradient, 2 * layer.gradient_spread)
+    stray = math.hypot(layer.gradient_spread, _BACKWARD)
+    gradient_low, gradient_high = interval(expected_gradient, 2 * stray)
     missed = []
     if not math.isfinite(std):
         missed.append("its output is not finite")

@@ -30,7 +30,7 @@ class Seen:
         if examples > 1 and x.dim() > 1 and x.shape[0] % examples == 0:
             each = moments(x.reshape(examples, -1), 0)
             squares = each.mean.square().mean()
-            self.across = float(each.var().mean()) ** 0.5
+            self.across = float(each.var(correction=1).mean()) ** 0.5
             # Of B examples' sum squared, 1/B is what each has with itself.
             pairs = (examples * squares - self.second) / (examples - 1)
             self.correlation = float(pairs) / self.second if self.second > 0 else math.nan

@@ -55,7 +55,7 @@ class Signal:
     @property
     def covariance(self) -> Tensor:
         """(3, 3) second moments E[xᵢxⱼ] between places and examples."""
-        return self.values @ self.values.T / self.values.shape[1]
+        return second_moments(self.values)
 
     @property
     def log_drift(self) -> float:
@@ -107,7 +107,12 @@ class Draws:
         rows = torch.stack(
             [self._normal[torch.randperm(self.count, generator=generator)] for _ in range(_ROWS)]
         )
-        return _root(covariance) @ rows
+        # Written out: a matrix product of three rows would wake all threads.
+        root = _root(covariance)
+        first = root[0][0] * rows[0]
+        second = root[1][0] * rows[0] + root[1][1] * rows[1]
+        third = root[2][0] * rows[0] + root[2][1] * rows[1] + root[2][2] * rows[2]
+        return torch.stack([first, second, third])
 
     def plain(self, second: float, key: int, correlation: float = 0.0) -> Tensor:
         """Normal draws of a given second moment, with one correlation between all rows."""
@@ -131,7 +136,12 @@ class Draws:
         return torch.stack(parts).gather(0, which.expand(1, _ROWS, -1)).squeeze(0)
 
 
-def _root(covariance: Tensor) -> Tensor:
+def second_moments(values: Tensor) -> Tensor:
+    """E[xᵢxⱼ] of every two rows."""
+    return (values[:, None] * values[None]).mean(-1)
+
+
+def _root(covariance: Tensor) -> list[list[float]]:
     """The lower triangular root of a covariance, also of a singular one."""
     a = covariance.tolist()
     root = [[0.0] * _ROWS for _ in range(_ROWS)]
@@ -143,4 +153,4 @@ def _root(covariance: Tensor) -> Tensor:
             else:
                 # A row that is a combination of others has nothing of its own but rounding.
                 root[i][j] = rest / root[j][j] if root[j][j] > 1e-7 * math.sqrt(max(a[j][j], 0.0)) else 0.0
-    return torch.tensor(root, dtype=torch.float64, device="cpu")
+    return root

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,7 @@ class Walk:
         self.chooser = chooser
         self.layers: dict[int, Layer] = {}
         self.unknown: dict[int, str] = {}
+        self._dark: set[int] = set()
         self._signals: dict[object, Signal] = {
             Input(name): Signal(values, "the example's own values") for name, values in facts.inputs.items()
         }
@@ -71,17 +72,26 @@ class Walk:
         """Say what a node's outputs hold."""
         if not (self.graph.is_live(node) or self._is_look_up(node) or self.inputs(node)):
             return
+        self._follow(node)
+        real = any(spec.dtype.is_floating_point or spec.dtype.is_complex for spec in node.outputs)
+        if real and (node.index, 0) not in self._signals and (self.inputs(node) or self._is_after_dark(node)):
+            self._dark.add(node.index)
+            self.unknown.setdefault(node.index, f"what {node.op} does to a signal is not known")
+
+    def _is_after_dark(self, node: Node) -> bool:
+        """Whether a node reads what came out of an op that nobody knows."""
+        return any(isinstance(source, Edge) and int(source) in self._dark for source in node.inputs)
+
+    def _follow(self, node: Node) -> None:
         norm = self.norm_at(node)
         if norm is not None:
             read = self.signal(norm.source)
             if read is not None:
-                self.put(node, normalized(read, centered=norm.centered))
+                self.put(node, normalized(read, centered=norm.centered, eps=eps_of(norm.nodes)))
                 return
         found = RULES.get(node.op)
         if found is not None:
             found(self, node)
-        elif self.inputs(node) and any(spec.dtype.is_floating_point for spec in node.outputs):
-            self.unknown[node.index] = f"what {node.op} does to a signal is not known"
 
     def norm_at(self, node: Node) -> Norm | None:
         """The normalization, written out in arithmetic, whose result a node is."""
@@ -134,14 +144,32 @@ class Walk:
         return self._signals
 
 
-def normalized(signal: Signal, *, centered: bool) -> Signal:
-    """A signal brought to second moment 1, and to mean 0 if centered."""
+def normalized(signal: Signal, *, centered: bool, eps: float = 0.0) -> Signal:
+    """A signal brought to second moment 1 (but for eps), and to mean 0 if centered."""
     x = signal.values
     if centered:
         x = x - x[0].mean()
-    size = x[0].square().mean().sqrt()
-    values = x / size if float(size) > 0 else torch.zeros_like(x)
-    return replace(signal, values=values, share=0.0, drift=None)
+    second = float(x[0].square().mean())
+    values = x / math.sqrt(second + eps) if second > 0 else torch.zeros_like(x)
+    # What eps leaves of a deviation of the size.
+    drift = values[0] * (signal.log_drift / 2 * eps / (second + eps)) if signal.drift is not None else None
+    return replace(signal, values=values, share=0.0, drift=drift)
+
+
+def eps_of(nodes: Sequence[Node]) -> float:
+    """The number that a norm, called or written out, adds to a variance before it divides."""
+    for node in nodes:
+        given = node.options.get("eps", node.options.get("other") if node.op == "add" else None)
+        if isinstance(given, float | int) and 0 < given < _LARGEST_EPS:
+            return float(given)
+        numbers = [o for o in node.recipe.operands if isinstance(o, float)] if node.recipe is not None else []
+        if node.op == "add" and len(numbers) == 1 and 0 < numbers[0] < _LARGEST_EPS:
+            return numbers[0]
+    return 0.0
+
+
+# More than this is no eps: it is another term of the sum.
+_LARGEST_EPS = 0.1
 
 
 def expanded(values: Tensor) -> Tensor:

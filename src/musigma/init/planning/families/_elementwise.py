@@ -99,6 +99,8 @@ def _by_hand(walk: Walk, node: Node, leaves: dict[int, Tensor] | None = None) ->
     """Sums and products whose second operand nobody knows: only what is known counts."""
     walk.unknown.setdefault(node.index, f"what {node.op} reads beside the signal is not known")
     found = {place: s for place, source in enumerate(node.inputs) if (s := walk.signal(source)) is not None}
+    if not found:
+        return None
     values = {place: signal.values for place, signal in found.items()}
     if leaves is not None:
         leaves.clear()

@@ -12,7 +12,7 @@ from torch import Tensor
 from musigma.graph import Node, Source, kinds
 from musigma.init.planning._backward import Backward, back
 from musigma.init.planning._signal import EXAMPLE, HERE, PLACE, Signal
-from musigma.init.planning._walk import Walk, normalized, rule
+from musigma.init.planning._walk import Walk, eps_of, normalized, rule
 
 # Below this correlation between examples the batch has no mean to speak of, and the shape stays as it was.
 _SHARED = 0.05
@@ -32,7 +32,8 @@ def normalize(walk: Walk, node: Node) -> None:
     if node.op == "local_response_norm":
         walk.put(node, signal)
         return
-    done = normalized(signal, centered=node.op in kinds.CENTERING_NORMS)
+    eps = eps_of([node])
+    done = normalized(signal, centered=node.op in kinds.CENTERING_NORMS, eps=eps)
     if node.op == "normalize":  # to length 1
         scale /= math.sqrt(max(int(node.shapes[0][-1]), 1))
     outputs = [done.like(done.values * scale)]
@@ -57,10 +58,10 @@ def _over_batch(walk: Walk, node: Node, signal: Signal, scale: float) -> Signal:
     if size <= 1e-12 * signal.second or len(node.shapes[0]) < 2:
         return signal.like(torch.zeros_like(signal.values))
     if float(signal.covariance[HERE, EXAMPLE]) < _SHARED * signal.second:
-        done = normalized(signal, centered=True)
+        done = normalized(signal, centered=True, eps=eps_of([node]))
         return done.like(done.values * scale)
     # In a batch of b the mean of b numbers is taken: two of the rest have correlation −1/(b − 1).
-    c = c / size
+    c = c / (size + eps_of([node]))
     c[PLACE, PLACE] = c[EXAMPLE, EXAMPLE] = 1.0
     other = -1 / (max(int(node.shapes[0][0]), 2) - 1)
     c[HERE, EXAMPLE] = c[EXAMPLE, HERE] = c[PLACE, EXAMPLE] = c[EXAMPLE, PLACE] = other
@@ -83,4 +84,4 @@ def normalize_back(backward: Backward, node: Node, gradient: Tensor) -> list[tup
     size = signal.second - signal.mean**2 if node.op in kinds.CENTERING_NORMS else signal.second
     if node.op in kinds.BATCH_NORMS:
         size = max(size - max(float(signal.covariance[HERE, EXAMPLE]) - signal.mean**2, 0.0), 1e-12 * size)
-    return [(source, gradient * scale / math.sqrt(max(size, 1e-30))) for source, _ in found]
+    return [(source, gradient * scale / math.sqrt(max(size + eps_of([node]), 1e-30))) for source, _ in found]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from musigma.graph import Node, kinds
-from musigma.init.planning._signal import HERE, PLACE, Signal
+from musigma.init.planning._signal import HERE, PLACE, Signal, second_moments
 from musigma.init.planning._walk import Walk, rule
 
 # A state has settled after some multiples of its memory: with a forget bias of 1, 1/(1 − σ(1)) = 4 steps.
@@ -92,7 +92,7 @@ class _Product:
 
     def of(self, x: Tensor) -> list[Tensor]:
         """The products with the next element, one a gate: normal, given those with the last one."""
-        covariance = self._factor * (x @ x.T / x.shape[1])
+        covariance = self._factor * second_moments(x)
         kept, fresh = 0.0, covariance
         if self._before is not None and self._covariance is not None:
             kept = _kept(x, self._before)
