@@ -134,6 +134,26 @@ def test_memory_that_a_constructor_leaves_unwritten_is_an_error() -> None:
     assert no_garbage(ms.init.materialize(model, rules={"scale": "ones"}))
 
 
+def test_what_a_parametrization_holds_is_named_and_written_by_rules() -> None:
+    make = lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))  # noqa: E731
+    with pytest.raises(ValueError, match=r"parametrizations\.weight\.original0: ParametrizationList"):
+        ms.init.materialize(hollow(make))
+    rules = {"*.original0": "ones", "*.original1": "normal", "bias": "zeros"}
+    model = ms.init.materialize(hollow(make), rules=rules)
+    # Weight norm: each row has the length that original0 says.
+    assert torch.allclose(model.weight.norm(dim=1), torch.ones(3))
+
+
+def test_methods_are_no_arguments_that_a_module_keeps() -> None:
+    class Named(nn.Module):
+        def __init__(self, modules: int) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.ones(modules))
+
+    with pytest.raises(ValueError, match="Named does not keep its constructor's argument 'modules'"):
+        ms.init.materialize(hollow(lambda: Named(3)))
+
+
 def test_loaded_weights_keep_their_bits_and_missing_ones_are_written() -> None:
     """C87: an init run after loading overwrote the loaded weights; missing keys stayed uninitialised."""
     model = hollow(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)))

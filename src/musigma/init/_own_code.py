@@ -215,7 +215,7 @@ def _built_anew(module: nn.Module, generator: torch.Generator) -> nn.Module:
             raise NotRecomputableError(f"the constructor of {kind} takes *{name}, which it keeps nowhere")
         if name in _PLACES:
             arguments[name] = _PLACES[name]
-        elif hasattr(module, name):
+        elif hasattr(module, name) and not inspect.ismethod(getattr(module, name)):
             arguments[name] = _argument(getattr(module, name), parameter)
         else:
             raise NotRecomputableError(f"{kind} does not keep its constructor's argument {name!r}")
