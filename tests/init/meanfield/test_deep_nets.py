@@ -122,6 +122,7 @@ class Digits:
         data = pytest.importorskip("sklearn.datasets").load_digits()
         x = torch.tensor(data.data, dtype=torch.float32)
         seen = moments(x, None)
+        self.std = std
         self.x = ((x - seen.mean) / seen.std() * std).to(torch.float32)
         self.y = torch.tensor(data.target)
         self.test = torch.arange(len(x)) % 6 == 0
@@ -137,7 +138,11 @@ def train(
 ) -> tuple[list[float], float]:
     """Losses by step and the accuracy on held-out digits."""
     g = torch.Generator().manual_seed(3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    # What a weight does to a unit is as small as its input, about digits.std; what a bias does is not.
+    slow = [p for p in model.parameters() if p.dim() == 1]
+    fast = [p for p in model.parameters() if p.dim() != 1]
+    groups = [{"params": fast, "lr": lr}, {"params": slow, "lr": lr * digits.std**2}]
+    optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9)
     losses = []
     for _ in range(steps):
         x, y = digits.batch(64, g)
