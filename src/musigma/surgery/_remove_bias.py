@@ -41,14 +41,12 @@ def remove_bias(model: nn.Module, example: Any) -> tuple[nn.Module, Certificate]
         Ioffe & Szegedy 2015, section 3.2.
     """
     found = cancelled_biases(model, example, absorbed=True)
-    reasons = {bias.name: _why_it_stays(model, bias) for bias in found}
+    reasons = {bias.name: why_it_stays(model, bias) for bias in found}
     dead = [bias for bias in found if reasons[bias.name] is None]
 
     def change(twin: nn.Module) -> None:
         for bias in dead:
-            _shift_running_means(twin, bias)
-            owner, _, attribute = bias.name.rpartition(".")
-            setattr(unwrap(twin).get_submodule(owner), attribute, None)
+            take_out(twin, bias)
 
     changed = tuple(
         f"{d.name}: {unwrap(model).get_parameter(d.name).numel()} values that "
@@ -59,7 +57,15 @@ def remove_bias(model: nn.Module, example: Any) -> tuple[nn.Module, Certificate]
     return certified("remove_bias", model, change, example, changed=changed, refused=refused)
 
 
-def _why_it_stays(model: nn.Module, bias: CancelledBias) -> str | None:
+def take_out(model: nn.Module, bias: CancelledBias) -> None:
+    """Remove a cancelled bias, in place."""
+    _shift_running_means(model, bias)
+    owner, _, attribute = bias.name.rpartition(".")
+    setattr(unwrap(model).get_submodule(owner), attribute, None)
+
+
+def why_it_stays(model: nn.Module, bias: CancelledBias) -> str | None:
+    """Why a cancelled bias can't be removed, or None."""
     others = [node.op for node in bias.nodes if node.op not in _LAYERS]
     if others:
         return f"{others[0]} adds it, which has to be changed in the model's code"

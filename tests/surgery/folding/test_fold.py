@@ -158,6 +158,7 @@ def branching(m: nn.Module, x: Tensor) -> Tensor:
     return m.norm(y) if bool(y.sum() > -1e9) else y
 
 
+BATCH = nn.BatchNorm2d(3, track_running_stats=False)
 REFUSED: list[tuple[str, Callable[[nn.Module, Tensor], Any], dict[str, nn.Module]]] = [
     ("conv can't take it: it is called 2 times", lambda m, x: m.norm(m.conv(m.conv(x))), {}),
     ("it is called 2 times", lambda m, x: m.norm(m.norm(m.conv(x))), {}),
@@ -170,7 +171,7 @@ REFUSED: list[tuple[str, Callable[[nn.Module, Tensor], Any], dict[str, nn.Module
     ("branches on data (bool)", branching, {}),
     ("comes from relu in the model", lambda m, x: m.norm(m.conv(x).relu()), {}),
     ("is parametrized", lambda m, x: m.norm(m.conv(x)), {"conv": parametrizations.weight_norm(CONV())}),
-    ("it is given", lambda m, x: m.norm(m.conv(x)), {"norm": nn.BatchNorm2d(3, track_running_stats=False)}),
+    ("it is given", lambda m, x: m.norm(m.conv(x)), {"conv": nn.Conv2d(3, 3, 1, bias=False), "norm": BATCH}),
     ("its weight is also read by sum", lambda m, x: m.norm(m.conv(x)) * m.norm.weight.sum(), {}),
     ("its weight is also read by sum", lambda m, x: m.norm(m.conv(x)) + m.conv.weight.sum(), {}),
     ("the model returns its output", lambda m, x: m.norm(x), {}),

@@ -20,14 +20,16 @@ from musigma.surgery.folding._affine import (
     why_read_elsewhere,
 )
 from musigma.surgery.folding._backward import fold_backward
+from musigma.surgery.folding._bias import fold_biases
 from musigma.surgery.folding._centering import fold_centering
 from musigma.surgery.folding._forward import fold_forward
+from musigma.surgery.folding._merge import merge
 from musigma.surgery.folding._own_affine import OwnAffine, fold_own_affine, own_affines
 from musigma.surgery.folding._place import Place, Plan
 
 Found = TypeVar("Found", Affine, OwnAffine)
 
-KINDS: Final = ("backward", "forward", "affine", "centering")
+KINDS: Final = ("backward", "forward", "affine", "centering", "merge", "bias")
 
 
 def fold(model: nn.Module, example: Any, *, kinds: Iterable[str] = KINDS) -> tuple[nn.Module, Certificate]:
@@ -43,7 +45,8 @@ def fold(model: nn.Module, example: Any, *, kinds: Iterable[str] = KINDS) -> tup
         kinds: which folds to make: `"backward"` into the layers in front; `"forward"` into the layers behind;
             `"affine"`, weight and bias of a norm that stays (LayerNorm, RMSNorm, GroupNorm, and those written
             out in a model's code) into the layers behind; `"centering"`, a LayerNorm's mean into whatever
-            writes its input, so that it becomes an RMSNorm.
+            writes its input, so that it becomes an RMSNorm; `"merge"`, a scale and shift into a BatchNorm
+            behind it that has to stay; `"bias"`, biases that a norm subtracts again.
 
     Returns:
         a copy with the same outputs in eval mode, and the certificate, which says for every place where it
@@ -74,7 +77,7 @@ def fold(model: nn.Module, example: Any, *, kinds: Iterable[str] = KINDS) -> tup
     observed = observe(model, example)
     while True:
         plan = Plan(observed, excluded)
-        _plan(plan, wanted)
+        _plan(plan, example, wanted)
         try:
             return _proven(model, example, plan)
         except UnprovenError as failure:
@@ -105,7 +108,7 @@ def _checked(kinds: Iterable[str]) -> tuple[str, ...]:
     return given
 
 
-def _plan(plan: Plan, wanted: tuple[str, ...]) -> None:
+def _plan(plan: Plan, example: Any, wanted: tuple[str, ...]) -> None:
     found = _affines(plan)
     if "backward" in wanted:
         for affine in found.values():
@@ -123,6 +126,12 @@ def _plan(plan: Plan, wanted: tuple[str, ...]) -> None:
             _try(plan, place, fold_own_affine)
     if "centering" in wanted:
         fold_centering(plan)
+    if "merge" in wanted:
+        for path, affine in reversed(found.items()):
+            if path not in plan.done:
+                _try(plan, affine, merge)
+    if "bias" in wanted:
+        fold_biases(plan, example)
 
 
 def _allowed(plan: Plan, path: str) -> bool:
