@@ -13,6 +13,9 @@ from musigma.surgery.folding._layers import Edit, assign
 from musigma.surgery.folding._moves import per_channel
 from musigma.surgery.folding._place import Place, Plan, remove
 
+# Nobody expects a BatchNorm behind every BatchNorm: the reasons of the other folds say enough.
+NOTHING = ""
+
 
 def merge(plan: Plan, affine: Affine) -> Place:
     """The place of an affine that goes into the BatchNorm behind it.
@@ -24,7 +27,7 @@ def merge(plan: Plan, affine: Affine) -> Place:
     """
     observed = plan.observed
     if affine.fused:
-        raise RefusalError("its own activation, or a sum, follows it")
+        raise RefusalError(NOTHING)
     node = _next_norm(plan, affine)
     path = node.module
     reason = why_not_module(observed, path)
@@ -50,14 +53,14 @@ def _next_norm(plan: Plan, affine: Affine) -> Node:
         readers = graph.consumers(edge)
         reason = why_not_alone(graph, edge, readers[:1])
         if reason is not None or not readers:
-            raise RefusalError(reason or "nothing reads its output")
+            raise RefusalError(NOTHING)
         (node,) = readers
         if node.op in kinds.BATCH_NORMS and node.index not in plan.removed:
             if step(plan.observed, node) is None:
                 raise RefusalError(f"{node.module} takes the statistics of what it is given")
             return node
         if node.index not in plan.removed:
-            raise RefusalError("no BatchNorm follows it")
+            raise RefusalError(NOTHING)
         edge = Edge(node.index)
 
 

@@ -122,5 +122,6 @@ class Plan:
         }
 
     def refuse(self, path: str, reason: str) -> None:
-        """Note why a place was left alone."""
-        self.refused.setdefault(path, []).append(reason)
+        """Note why a place was left alone; an empty reason adds nothing to those of other kinds."""
+        if reason:
+            self.refused.setdefault(path, []).append(reason)
