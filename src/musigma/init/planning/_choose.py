@@ -153,6 +153,8 @@ class Chooser:
         if entry is None:
             return None
         shared = torch.ones(3, 3, dtype=torch.float64, device="cpu")
+        if sum(size > 1 for size in entry.shape) > 1:  # positions: each has numbers of its own
+            shared[HERE, PLACE] = shared[PLACE, HERE] = shared[PLACE, EXAMPLE] = shared[EXAMPLE, PLACE] = 0.0
         return Signal(walk.draws.normal(entry.std**2 * shared, node.index) + entry.mean)
 
     def _decide_added(self, walk: Walk, node: Node, name: str) -> None:
