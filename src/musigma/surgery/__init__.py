@@ -1,5 +1,6 @@
 """Change a model that exists, on a copy, with a certificate."""
 
+from musigma.surgery import bridge
 from musigma.surgery._adapt import adapt
 from musigma.surgery._cancelled import CancelledBias, cancelled_biases
 from musigma.surgery._certificate import Certificate, CertificateError
@@ -18,6 +19,7 @@ __all__ = [
     "Certificate",
     "CertificateError",
     "adapt",
+    "bridge",
     "cancelled_biases",
     "convert",
     "fold",
